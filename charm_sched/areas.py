@@ -1,0 +1,100 @@
+"""Exact work of attends: unmasked (query, key, head) triples, for many pairs at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from charm_sched.items import KV_AXIS
+from charm_sched.masks import area
+from charm_sched.plans import ATTEND
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from charm_sched.items import ItemTable
+    from charm_sched.plans import Plan
+    from charm_sched.workload import Workload
+
+    Ints = NDArray[np.int64]
+
+_CHUNK = 1 << 20
+
+
+def row_set_areas(workload: Workload, items: ItemTable, queries: Ints, keys: Ints) -> Ints:
+    """Count the unmasked (query, key) pairs of row set ``queries[i]`` with row set ``keys[i]``.
+
+    Equal pairs are counted once.
+    """
+    count = max(len(items.row_counts), 1)
+    packed = queries.astype(np.int64) * count + keys
+    if workload.mask_rule.kind == "full":
+        return items.row_counts[queries] * items.row_counts[keys]
+    if len(packed) > count:
+        distinct, where = np.unique(packed, return_inverse=True)
+    else:
+        distinct, where = packed, np.arange(len(packed))
+    low, high = items.padded_rows
+    sums = np.zeros(len(distinct), np.int64)
+    for start in range(0, len(distinct), _CHUNK):
+        q, k = np.divmod(distinct[start : start + _CHUNK], count)
+        cells = area(
+            workload.mask_rule,
+            workload.seq_len,
+            (low[q][:, :, None], high[q][:, :, None]),
+            (low[k][:, None, :], high[k][:, None, :]),
+        )
+        sums[start : start + _CHUNK] = cells.sum(axis=(1, 2))
+    return sums[where.reshape(-1)]
+
+
+def attend_pairs(plan: Plan) -> tuple[Ints, Ints, Ints]:
+    """List every (query, key) operand pair of every attend.
+
+    Returns:
+        The row in the plan, and the operand positions (into ``columns.arg``) of query and key.
+    """
+    columns = plan.columns
+    rows = np.flatnonzero(columns.op == ATTEND)
+    start = columns.ptr[rows]
+    num_queries = columns.lead[rows].astype(np.int64)
+    num_keys = columns.ptr[rows + 1] - start - num_queries
+    pairs = num_queries * num_keys
+    if np.all(pairs == 1):
+        return rows, start, start + 1
+    which = np.repeat(np.arange(len(rows)), pairs)
+    inner = np.arange(len(which)) - np.repeat(np.cumsum(pairs) - pairs, pairs)
+    query, key = np.divmod(inner, num_keys[which])
+    return rows[which], start[which] + query, start[which] + num_queries[which] + key
+
+
+def shared_heads(plan: Plan, query_items: Ints, key_items: Ints) -> tuple[Ints, Ints]:
+    """Give the query-head range that a query item and a key item have in common (may be empty)."""
+    items = plan.items
+    share = np.where(np.isin(items.kind, KV_AXIS), plan.workload.heads_per_kv, 1)
+    low, high = items.head_lo * share, items.head_hi * share
+    first = np.maximum(low[query_items], low[key_items])
+    last = np.minimum(high[query_items], high[key_items])
+    return first, np.maximum(first, last)
+
+
+def attend_work(plan: Plan) -> tuple[Ints, Ints]:
+    """Give the work of each row.
+
+    Returns:
+        Unmasked (query, key, head) triples per row, and the triples that the same kernel would
+        have without any mask; both 0 where the row is no attend.
+    """
+    rows, query, key = attend_pairs(plan)
+    args, items = plan.columns.arg, plan.items
+    q, k = args[query], args[key]
+    first, last = shared_heads(plan, q, k)
+    heads = last - first
+    pairs = row_set_areas(plan.workload, items, items.rows[q], items.rows[k])
+    whole = items.row_counts[items.rows[q]] * items.row_counts[items.rows[k]]
+    # Sums stay below 2^53: 1e7 tokens squared times 64 heads would not, so count in integers.
+    work, dense = np.zeros(len(plan), np.int64), np.zeros(len(plan), np.int64)
+    np.add.at(work, rows, pairs * heads)
+    np.add.at(dense, rows, whole * heads)
+    return work, dense

@@ -1,0 +1,49 @@
+"""Ring-Attention: every shard travels once around one ring of all ranks.
+
+As public implementations do it (Liu et al. 2023, arXiv:2310.01889; zhuzilin/ring-flash-attention):
+two KV buffers per rank keep the ring in lock-step, so a forward step takes
+``max(transfer, attend)`` and the whole pass ``(P - 1) max(transfer, attend) + attend``. In the
+backward KV takes ``P - 1`` hops and the gradient of KV travels behind it, ``P`` hops to its home.
+"""
+
+from __future__ import annotations
+
+from charm_sched.builder import Builder
+
+
+def ring(b: Builder) -> None:
+    """Write Ring-Attention."""
+    if b.direction == "forward":
+        _forward(b)
+    else:
+        _backward(b)
+
+
+def _forward(b: Builder) -> None:
+    n, r = b.num_ranks, b.ranks
+    q, kv = b.shards("q"), b.shards("kv")
+    for t in range(n):
+        held = kv[(r - t) % n]
+        b.attend(rank=r, queries=q, keys=held)
+        if t < n - 1:
+            b.transfer(src=r, dst=(r + 1) % n, items=held, level=t, stream="ring", slot=(t + 1) % 2)
+
+
+def _backward(b: Builder) -> None:
+    # Slots: 0, 1 hold KV; 2, 3 the travelling gradient; 4 what the kernel of this step adds to it.
+    n, r = b.num_ranks, b.ranks
+    q, kv, dkv = b.shards("q"), b.shards("kv"), b.shards("dkv")
+    for t in range(n):
+        held = (r - t) % n
+        if t:
+            b.transfer(
+                src=(r - 1) % n, dst=r, items=dkv[held], level=t - 1, stream="gradients",
+                slot=2 + t % 2,
+            )  # fmt: skip
+        b.attend(rank=r, queries=q, keys=kv[held], key_slot=4 if t else -1)
+        if t < n - 1:
+            b.transfer(
+                src=r, dst=(r + 1) % n, items=kv[held], level=t, stream="ring", slot=(t + 1) % 2
+            )
+    if n > 1:
+        b.transfer(src=r, dst=(r + 1) % n, items=dkv[(r + 1) % n], level=n - 1, stream="gradients")
