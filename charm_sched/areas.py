@@ -6,18 +6,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from charm_sched.arrays import Ints
 from charm_sched.items import KV_AXIS
 from charm_sched.masks import area
 from charm_sched.plans import ATTEND
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from charm_sched.items import ItemTable
     from charm_sched.plans import Plan
     from charm_sched.workload import Workload
 
-    Ints = NDArray[np.int64]
 
 _CHUNK = 1 << 20
 

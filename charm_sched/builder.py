@@ -3,7 +3,8 @@
 Calls are vectorised over ranks. With ``r = b.ranks`` and ``kv = b.shards("kv")``, one step of a
 ring for all ranks is::
 
-    b.transfer(src=r, dst=(r + 1) % n, items=kv[(r - t) % n], level=t, stream="ring", slot=(t + 1) % 2)
+    b.transfer(src=r, dst=(r + 1) % n, items=kv[(r - t) % n], level=t, stream="ring",
+               slot=(t + 1) % 2)
 
 What is not there is dropped: operands of empty shards, and (query, key) operands that share no
 unmasked pair. A call may name an ``order`` key per row; `build` then sorts all rows by it (equal
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import numpy as np
 
 from charm_sched.areas import row_set_areas
+from charm_sched.arrays import Bools, Floats, Ints
 from charm_sched.errors import PlanError
 from charm_sched.items import HOME, KINDS, KV_AXIS, Item, ItemInterner
 from charm_sched.partition import Partition, Rows, split_rows
@@ -32,10 +34,9 @@ if TYPE_CHECKING:
     from charm_sched.items import ItemTable
     from charm_sched.topology import Topology
 
-    Ints = NDArray[np.int64]
 
-IntLike: TypeAlias = "int | Sequence[int] | NDArray[np.int64] | NDArray[np.int32]"
-FloatLike: TypeAlias = "float | Sequence[float] | NDArray[np.float64] | NDArray[np.int64]"
+IntLike: TypeAlias = "int | Sequence[int] | Ints"
+FloatLike: TypeAlias = "float | Sequence[float] | Floats | Ints"
 
 
 Table = TypeVar("Table")
@@ -171,7 +172,7 @@ class Builder:
         query_args, query_slots = self._operands(queries, query_slot, len(ranks))
         key_args, key_slots = self._operands(keys, key_slot, len(ranks))
         query_args, key_args = self._drop_masked(query_args, key_args)
-        gone = (query_args < 0).all(axis=1) | (key_args < 0).all(axis=1)
+        gone = _none_left(query_args) | _none_left(key_args)
         args = np.where(gone[:, None], -1, np.hstack([query_args, key_args]))
         slots = np.hstack([query_slots, key_slots])
         num_queries = query_args.shape[1]
@@ -191,7 +192,7 @@ class Builder:
         ranks = np.atleast_1d(rank)
         ins, _ = self._operands(inputs, HOME, len(ranks))
         out, slots = self._operands(output, slot, len(ranks))
-        gone = (ins < 0).all(axis=1) | (out < 0).all(axis=1)
+        gone = _none_left(ins) | _none_left(out)
         args = np.where(gone[:, None], -1, np.hstack([ins, out]))
         self._add(
             MERGE, ranks, -1, -1, stream, 0, args, np.hstack([np.full_like(ins, HOME), slots]),
@@ -328,6 +329,11 @@ class Builder:
             arg=arg.astype(np.int32),
             slot=slot.astype(np.int32),
         )
+
+
+def _none_left(args: Ints) -> Bools:
+    """Say which rows of operands are all left out."""
+    return np.asarray((args < 0).all(axis=1), bool)
 
 
 def freeze(table: Table) -> Table:

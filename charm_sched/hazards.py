@@ -22,17 +22,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from charm_sched.arrays import Bools, Ints
 from charm_sched.errors import PlanError
 from charm_sched.items import COPIED, DKV, DQ, HOME, KINDS, KV, PARTIAL, G, O, Q
 from charm_sched.plans import ATTEND, MERGE, TRANSFER
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from charm_sched.plans import Plan
-
-    Ints = NDArray[np.int64]
-    Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -414,7 +410,7 @@ def _home_edges(plan: Plan, accesses: Accesses, start: Ints) -> EdgeColumns:
 
 
 def _spans(first: Ints, last: Ints) -> tuple[Ints, Ints]:
-    """Expand ranges ``first[i] <= position < last[i]`` to positions and the number of their range."""
+    """Expand ranges ``first[i] <= position < last[i]`` to positions and their range's number."""
     lengths = np.maximum(last - first, 0)
     which = np.repeat(np.arange(len(lengths)), lengths)
     inner = np.arange(len(which)) - np.repeat(np.cumsum(lengths) - lengths, lengths)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 KINDS = ("q", "kv", "o", "g", "dq", "dkv")
-Q, KV, O, G, DQ, DKV = range(6)
+Q, KV, O, G, DQ, DKV = range(6)  # noqa: E741  (the usual name of attention's output)
 COPIED = (Q, KV, G)
 PARTIAL = (O, DQ, DKV)
 KV_AXIS = (KV, DKV)
@@ -51,7 +51,7 @@ class Item:
     heads: tuple[int, int]
     part: int = 0
 
-    def __post_init__(self) -> None:  # noqa: D105
+    def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise PlanError(f"item: expected a kind of {', '.join(KINDS)}, found {self.kind!r}")
         if not self.rows or rows_of(self.rows) != self.rows:
@@ -163,6 +163,7 @@ class ItemInterner:
         return len(self._items)
 
     def __call__(self, item: Item) -> int:
+        """Give an item's number, a new one at first mention."""
         number = self._items.get(item)
         if number is None:
             number = self._items[item] = len(self._items)

@@ -1,7 +1,7 @@
 """Attention masks, as the interval of keys that each query row may see.
 
-Every mask here lets query row ``i`` see the keys ``lower(i) <= k < upper(i)``, where both limits are
-piecewise constant or ``i + constant``. So one closed form gives the exact number of unmasked
+Every mask here lets query row ``i`` see the keys ``lower(i) <= k < upper(i)``, where both limits
+are piecewise constant or ``i + constant``. So one closed form gives the exact number of unmasked
 (query, key) pairs of any two intervals, whatever the mask.
 
 Changing or adding a mask: give it `segments`; areas, the verifier and the kernels follow.
@@ -13,13 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from charm_sched.arrays import Ints
 from charm_sched.errors import WorkloadError
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    pass
 
-    Ints = NDArray[np.int64]
 
 MASK_FORMS = "full, causal, window:N, docs:L1,L2,... or docs-full:L1,L2,..."
 
@@ -61,7 +60,7 @@ class Mask:
     window: int | None = None
     documents: tuple[int, ...] = ()
 
-    def __post_init__(self) -> None:  # noqa: D105
+    def __post_init__(self) -> None:
         if self.kind not in ("full", "causal", "window", "docs", "docs-full"):
             raise WorkloadError(f"mask: expected {MASK_FORMS}, found {self.kind!r}")
         if (self.kind == "window") != (self.window is not None):

@@ -1,8 +1,8 @@
 """Peak memory of a plan, per rank, in bytes.
 
 Counted: the home buffers of the pass (the rank's own shards of what the direction needs and makes;
-partial results at home in the wire dtype, as they are accumulated) and every slot at the size of the
-largest thing ever put into it. Not counted: the kernel's workspace and the framework.
+partial results at home in the wire dtype, as they are accumulated) and every slot at the size of
+the largest thing ever put into it. Not counted: the kernel's workspace and the framework.
 """
 
 from __future__ import annotations
@@ -11,19 +11,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from charm_sched.arrays import Ints
 from charm_sched.items import HOME, KINDS, KV_AXIS
 from charm_sched.partition import count_rows
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from charm_sched.hazards import Hazards
     from charm_sched.plans import Plan
 
 HOME_KINDS = {"forward": ("q", "kv", "o"), "backward": ("q", "kv", "g", "dq", "dkv")}
 
 
-def home_bytes(plan: Plan) -> NDArray[np.int64]:
+def home_bytes(plan: Plan) -> Ints:
     """Give the bytes of each rank's own buffers, ``[num_ranks]``."""
     work = plan.workload
     per_row = 0
@@ -34,7 +33,7 @@ def home_bytes(plan: Plan) -> NDArray[np.int64]:
     return rows * per_row
 
 
-def slot_bytes(plan: Plan, hazards: Hazards) -> tuple[NDArray[np.int64], ...]:
+def slot_bytes(plan: Plan, hazards: Hazards) -> tuple[Ints, ...]:
     """Give the size of every slot in use: arrays of rank, slot number and bytes."""
     accesses = hazards.accesses
     at = np.flatnonzero(accesses.writes & (accesses.slot != HOME))
@@ -52,7 +51,7 @@ def slot_bytes(plan: Plan, hazards: Hazards) -> tuple[NDArray[np.int64], ...]:
     return lanes // span, lanes % span, sizes
 
 
-def peak_bytes(plan: Plan, hazards: Hazards) -> NDArray[np.int64]:
+def peak_bytes(plan: Plan, hazards: Hazards) -> Ints:
     """Give the peak memory of each rank, ``[num_ranks]``."""
     rank, _, sizes = slot_bytes(plan, hazards)
     slots = np.bincount(rank, weights=sizes, minlength=plan.num_ranks).astype(np.int64)

@@ -89,7 +89,7 @@ class Partition:
     seq_len: int
     shards: tuple[Rows, ...]
 
-    def __post_init__(self) -> None:  # noqa: D105
+    def __post_init__(self) -> None:
         if not self.shards:
             raise WorkloadError("partition: expected at least one rank, found none")
         everything = rows_of(interval for shard in self.shards for interval in shard)

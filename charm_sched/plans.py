@@ -277,7 +277,7 @@ class Schedule:
     forward: Plan
     backward: Plan
 
-    def __post_init__(self) -> None:  # noqa: D105
+    def __post_init__(self) -> None:
         first, second = self.forward, self.backward
         if (first.direction, second.direction) != DIRECTIONS:
             raise PlanError(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from charm_sched.arrays import Ints
 from charm_sched.errors import PlanError
 from charm_sched.plans import TRANSFER
 
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
     from charm_sched.hazards import Hazards
     from charm_sched.plans import Plan
-
-    Ints = NDArray[np.int64]
 
 
 class Batches:

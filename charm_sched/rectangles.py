@@ -12,13 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from charm_sched.areas import shared_heads
+from charm_sched.arrays import Ints
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from charm_sched.plans import Plan
-
-    Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -108,8 +105,8 @@ def _crossing_pairs(plan: Plan, items: Ints) -> list[tuple[int, int]]:
     inner = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
     member = flat[ptr[sets[owner]] + inner]
     found = []
-    for group in np.split(owner[np.argsort(member, kind="stable")],
-                          np.cumsum(np.bincount(member, minlength=len(classes.rows)))[:-1]):  # fmt: skip
+    ends = np.cumsum(np.bincount(member, minlength=len(classes.rows)))
+    for group in np.split(owner[np.argsort(member, kind="stable")], ends[:-1]):
         if len(group) < 2:
             continue
         one, other = np.triu_indices(len(group), 1)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from charm_sched.areas import attend_pairs, row_set_areas, shared_heads
+from charm_sched.arrays import Bools, Ints
 from charm_sched.errors import PlanError
 from charm_sched.hazards import Accesses, Hazards, find_hazards, thing
 from charm_sched.items import HOME, KINDS, KV, KV_AXIS, PARTIAL, ItemTable, Q
@@ -31,11 +32,7 @@ from charm_sched.progress import check_progress
 from charm_sched.rectangles import classes_of, overlapping
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from charm_sched.workload import Workload
-
-    Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -48,7 +45,7 @@ class Verified:
     """
 
     hazards: Hazards
-    peak_bytes: NDArray[np.int64]
+    peak_bytes: Ints
 
 
 def verify(plan: Plan, workload: Workload | None = None) -> Verified:
@@ -73,7 +70,7 @@ def verify(plan: Plan, workload: Workload | None = None) -> Verified:
     return Verified(hazards=hazards, peak_bytes=peak_bytes(plan, hazards))
 
 
-def _refuse(plan: Plan, bad: NDArray[np.bool_], expected: str) -> None:
+def _refuse(plan: Plan, bad: Bools, expected: str) -> None:
     rows = np.flatnonzero(bad)
     if len(rows):
         row = int(rows[0])
@@ -213,7 +210,7 @@ def check_coverage(plan: Plan) -> None:
         raise PlanError(f"coverage: {what} are attended {int(count[at])} times, by {named}")
 
 
-def _needed(plan: Plan, queries: list[Ints], keys: list[Ints]) -> NDArray[np.bool_]:
+def _needed(plan: Plan, queries: list[Ints], keys: list[Ints]) -> Bools:
     """Say which (query class, key class) pairs hold an unmasked pair."""
     runs = [*queries, *keys]
     bounds = np.concatenate(runs) if runs else np.zeros((0, 2), np.int64)

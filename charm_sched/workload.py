@@ -66,7 +66,7 @@ class Workload:
     mask: Mask | str = field(default_factory=lambda: Mask(kind="causal"))
     softmax_scale: float | None = None
 
-    def __post_init__(self) -> None:  # noqa: D105
+    def __post_init__(self) -> None:
         def settle(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
 
@@ -115,7 +115,7 @@ class Workload:
 
     @property
     def wire_dtype(self) -> str:
-        """dtype of travelling partials, never None."""
+        """Dtype of travelling partials, never None."""
         return self.grad_dtype or "fp32"
 
     @property

@@ -5,10 +5,9 @@ Ranks with equal roles, work and speed form a *group* and are planned once.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from charm_sched.arrays import Bools, Ints
 from charm_sched.builder import Builder
 from charm_sched.items import HOME
 from charm_sched.partition import count_rows, split_rows
@@ -23,12 +22,6 @@ from charm_sched.planners.timetable import (
     pace_exchange,
 )
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Ints = NDArray[np.int64]
-    Bools = NDArray[np.bool_]
-
 LOCAL, CROSS = "compute", "compute-cross"
 
 
@@ -39,7 +32,7 @@ class Agenda:
         b: The builder to write to.
         machine: Tree, paces and speeds.
         pieces: Sub-pieces per shard.
-        remerge: Whether pieces from outside the innermost domain have a compute stream of their own.
+        remerge: Whether pieces from outside the innermost domain have their own compute stream.
         q: Query item of each rank, ``[ranks]``.
         kv: KV items, ``[ranks, pieces]``.
         steps: Exchange steps with planned times.

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from charm_sched.arrays import Ints
 from charm_sched.builder import Builder
 from charm_sched.errors import StrategyError
 from charm_sched.items import HOME
@@ -70,7 +71,7 @@ def charm(
             b.keep(rank=r, items=agenda.kv[step.line.piece[r], step.sub], slot=slot[r])
 
 
-def _kv_slots(agenda: Agenda, *, save: bool) -> tuple[list[np.ndarray], int]:
+def _kv_slots(agenda: Agenda, *, save: bool) -> tuple[list[Ints], int]:
     """Give each step's slot on each rank, and how many slots there are."""
     slots = [np.full(agenda.b.num_ranks, HOME) for _ in agenda.steps]
     most = 0

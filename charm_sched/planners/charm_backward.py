@@ -11,19 +11,14 @@ another one's sum.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from charm_sched.arrays import Ints
 from charm_sched.items import HOME
 from charm_sched.planners.agenda import LOCAL, Agenda
 from charm_sched.planners.hierarchy import Path
 from charm_sched.planners.timetable import Sitting, Stay, allot_slots
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Ints = NDArray[np.int64]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,7 +77,7 @@ def _kv_slots(agenda: Agenda) -> tuple[list[Ints], int]:
 
 
 def _plan_returns(agenda: Agenda, attended: list[dict[int, Sitting]]) -> list[_Return]:
-    """Plan when each step's gradients go back: innermost tiers first, each in order of readiness."""
+    """Plan when each step's gradients go back: inner tiers first, each in order of readiness."""
     work = agenda.b.workload
     growth = work.row_bytes("dkv") / work.row_bytes("kv")
     returns = [_Return() for _ in agenda.steps]
@@ -175,7 +170,7 @@ def _place(
                 stays.append(Stay(contributor, start, max(total.until, own_end)))
     numbers, count = allot_slots(stays, slack=slack)
     slots = {key: first_slot + number for key, number in numbers.items()}
-    return slots, first_slot + count  # type: ignore[return-value]
+    return slots, first_slot + count
 
 
 def _write_returns(agenda: Agenda, returns: list[_Return], slots: list[Ints]) -> None:

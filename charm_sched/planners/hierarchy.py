@@ -12,18 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, Union
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from charm_sched.arrays import Ints
+from charm_sched.topology import Domain
 
-    from charm_sched.topology import Domain
-
-    Ints = NDArray[np.int64]
-
-Tree: TypeAlias = Union[int, Sequence["Tree"]]
+Tree: TypeAlias = int | Sequence["Tree"]
 Path: TypeAlias = tuple[tuple[int, int, int], ...]
 
 

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from charm_sched.arrays import Floats
 from charm_sched.builder import Builder
 from charm_sched.errors import StrategyError
 from charm_sched.planners.hierarchy import Tree, leaves, tree_of
 from charm_sched.planners.timetable import Pace
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from charm_sched.topology import Domain
 
 
@@ -33,7 +32,7 @@ class Machine:
     tree: Tree
     paces: tuple[Pace, ...]
     streams: tuple[str, ...]
-    triple_seconds: NDArray[np.float64]
+    triple_seconds: Floats
     overhead: float
 
 
@@ -61,7 +60,8 @@ def machine_of(b: Builder, domains: Tree | None) -> Machine:
     root = topology.domains(b.devices)
     tree = tree_of(root, b.devices) if domains is None else domains
     _check_tree(tree, b.num_ranks)
-    paces, names = [], []
+    paces: list[Pace] = []
+    names: list[str] = []
     nodes = [root] if domains is None else []
     while nodes := [node for node in nodes if node.children]:
         paces.append(_pace(b, nodes[0]))

@@ -9,16 +9,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-import numpy as np
-
+from charm_sched.arrays import Bools
 from charm_sched.planners.hierarchy import Line, Path
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +47,7 @@ class Step:
 
     line: Line
     sub: int
-    receives: NDArray[np.bool_]
+    receives: Bools
     size: int
     level: int = 0
     start: float = 0.0
@@ -201,14 +194,12 @@ def order_attends(
 class Stay:
     """Something that needs a slot from ``start`` to ``end``."""
 
-    key: tuple[object, ...]
+    key: tuple[str, int]
     start: float
     end: float
 
 
-def allot_slots(
-    stays: Iterable[Stay], *, slack: float
-) -> tuple[dict[tuple[object, ...], int], int]:
+def allot_slots(stays: Iterable[Stay], *, slack: float) -> tuple[dict[tuple[str, int], int], int]:
     """Give each stay a slot number; a slot is used again ``slack`` seconds after it got free.
 
     The slot that has been free for longest is taken first.
@@ -216,10 +207,10 @@ def allot_slots(
     Returns:
         Slot of each stay's key, and how many slots there are.
     """
-    slots: dict[tuple[object, ...], int] = {}
+    slots: dict[tuple[str, int], int] = {}
     free: list[tuple[float, int]] = []
     count = 0
-    for stay in sorted(stays, key=lambda stay: (stay.start, str(stay.key))):
+    for stay in sorted(stays, key=lambda stay: (stay.start, stay.key)):
         if free and free[0][0] + slack <= stay.start:
             number = heapq.heappop(free)[1]
         else:

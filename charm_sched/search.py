@@ -1,0 +1,441 @@
+"""Planning: strategies, their variants and partitions are compared by simulation.
+
+`plan` gives the one plan or schedule a user asked for; `plan_all` compares strategies against
+Ring-Attention. Every plan that leaves this module is verified.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from charm_sched.builder import Builder
+from charm_sched.errors import CharmSchedError, StrategyError, WorkloadError
+from charm_sched.items import Item
+from charm_sched.partition import PARTITIONS, Partition
+from charm_sched.planners import PLANNERS
+from charm_sched.planners.external import is_external, load_external
+from charm_sched.plans import DIRECTIONS, Plan, Schedule
+
+if TYPE_CHECKING:
+    from charm_sched.planners.external import Planner
+    from charm_sched.timeline import Timeline
+    from charm_sched.topology import Topology
+    from charm_sched.workload import Workload
+
+BASELINE = "ring"
+# Sub-pieces and streams that are tried; the simulation decides. With many ranks the plans grow
+# with the square of their number, and just the first is tried.
+VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
+    "charm": tuple(
+        {"pieces": pieces, "remerge": remerge} for pieces in (1, 2, 4) for remerge in (True, False)
+    ),
+}
+MOST_RANKS_FOR_VARIANTS = 64
+SECONDS = ("plan", "verify", "bound", "simulate")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Result:
+    """One strategy in one direction, with its best parameters.
+
+    Attributes:
+        strategy: Its name.
+        params: Its parameters.
+        direction: ``forward`` or ``backward``.
+        partition: Name of the partition.
+        plan: The verified plan.
+        timeline: Its simulation.
+        peak_bytes: Largest peak memory of any rank.
+        fits: Whether that fits the smallest device; None where its memory is unknown.
+        speedup_vs_ring: Ring-Attention's makespan, with its best partition, over this one's.
+    """
+
+    strategy: str
+    params: Mapping[str, Any]
+    direction: str
+    partition: str
+    plan: Plan
+    timeline: Timeline
+    peak_bytes: int
+    fits: bool | None
+    speedup_vs_ring: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """A strategy that cannot serve the workload, and why."""
+
+    strategy: str
+    direction: str
+    reason: str
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Comparison:
+    """Strategies side by side.
+
+    Attributes:
+        topology: The machine.
+        workload: What is computed.
+        results: One per strategy and direction.
+        refused: Strategies that cannot serve the workload.
+        chosen: The fastest result of each direction; both directions have one partition.
+        seconds: Where the time of the comparison went.
+        assumptions: What the times rest on that is not measured or published.
+    """
+
+    topology: Topology
+    workload: Workload
+    results: tuple[Result, ...]
+    refused: tuple[Refusal, ...]
+    chosen: Mapping[str, Result]
+    seconds: Mapping[str, float]
+    assumptions: tuple[str, ...]
+
+    def schedule(self) -> Schedule | Plan:
+        """Give the chosen plans: a schedule of two, or one plan."""
+        if len(self.chosen) == 2:
+            return Schedule(
+                forward=self.chosen["forward"].plan, backward=self.chosen["backward"].plan
+            )
+        return next(iter(self.chosen.values())).plan
+
+
+def plan(
+    topology: Topology,
+    workload: Workload,
+    *,
+    strategy: str = "auto",
+    direction: str = "both",
+    partition: str = "auto",
+    ranks: int | None = None,
+    devices: Sequence[str] | None = None,
+    params: Mapping[str, Any] | None = None,
+) -> Schedule | Plan:
+    """Plan attention on a machine.
+
+    Args:
+        topology: The machine.
+        workload: What is computed.
+        strategy: A name of `PLANNERS`, ``path/to/file.py:function``, or ``auto`` for the fastest.
+        direction: ``forward``, ``backward`` or ``both``.
+        partition: ``contiguous``, ``zigzag``, or ``auto`` for the faster.
+        ranks: That many devices, spread evenly over the top-level domains.
+        devices: These devices, in this order. Not together with ``ranks``.
+        params: Parameters of the strategy; otherwise its variants are tried.
+
+    Returns:
+        A `Schedule` for ``both``, else a `Plan`; verified.
+
+    Raises:
+        StrategyError: The strategy is unknown, or cannot serve the workload.
+        WorkloadError: Unknown partition or direction, or both ``ranks`` and ``devices``.
+        TopologyError: Unknown devices, or fewer than ``ranks``.
+    """
+    names = tuple(PLANNERS) if strategy == "auto" else (strategy,)
+    directions = DIRECTIONS if direction == "both" else (direction,)
+    search = _Search(topology, workload, directions, ranks=ranks, devices=devices)
+    found, refused = search.compare(names, partition, params)
+    if not found:
+        raise StrategyError("; ".join(f"{r.strategy} ({r.direction}): {r.reason}" for r in refused))
+    return search.comparison(found, refused, found).schedule()
+
+
+def plan_all(
+    topology: Topology,
+    workload: Workload,
+    *,
+    strategies: Sequence[str] = tuple(PLANNERS),
+    directions: Sequence[str] = DIRECTIONS,
+    partition: str = "auto",
+    ranks: int | None = None,
+    devices: Sequence[str] | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Comparison:
+    """Compare strategies, each with its best parameters and partition, against Ring-Attention.
+
+    Args:
+        topology: The machine.
+        workload: What is computed.
+        strategies: Names of `PLANNERS` or ``path/to/file.py:function``.
+        directions: ``forward``, ``backward`` or both.
+        partition: ``contiguous``, ``zigzag``, or ``auto`` for the best of each strategy.
+        ranks: That many devices, spread evenly over the top-level domains.
+        devices: These devices, in this order. Not together with ``ranks``.
+        progress: Called with a line of text before each strategy.
+
+    Raises:
+        StrategyError: No strategy can serve the workload, or a name is unknown.
+        WorkloadError: Unknown partition or direction, or both ``ranks`` and ``devices``.
+        TopologyError: Unknown devices, or fewer than ``ranks``.
+    """
+    search = _Search(
+        topology, workload, directions, ranks=ranks, devices=devices, progress=progress
+    )
+    names = tuple(dict.fromkeys(strategies))
+    if not names:
+        raise StrategyError(f"strategy: expected at least one of {', '.join(PLANNERS)}")
+    found, refused = search.compare(names, partition)
+    if not found:
+        raise StrategyError("; ".join(f"{r.strategy} ({r.direction}): {r.reason}" for r in refused))
+    base = found
+    if BASELINE not in names or partition != "auto":
+        base, _ = search.compare((BASELINE,), "auto")
+    return search.comparison(found, refused, base)
+
+
+class _Search:
+    """Builds, verifies and simulates candidates, and remembers how long each took."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        workload: Workload,
+        directions: Sequence[str],
+        *,
+        ranks: int | None,
+        devices: Sequence[str] | None,
+        progress: Callable[[str], None] | None = None,
+    ) -> None:
+        for direction in directions:
+            if direction not in DIRECTIONS:
+                raise WorkloadError(
+                    f"direction: expected forward, backward or both, found {direction!r}"
+                )
+        self.topology, self.workload, self.directions = topology, workload, tuple(directions)
+        self.devices = _choose_devices(topology, ranks, devices)
+        self.progress = progress or (lambda text: None)
+        self.seconds = dict.fromkeys(SECONDS, 0.0)
+        self._known: dict[tuple[str, str, str, str], list[Result]] = {}
+
+    @contextmanager
+    def _timed(self, what: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[what] += time.perf_counter() - start
+
+    def compare(
+        self, names: Sequence[str], partition: str, params: Mapping[str, Any] | None = None
+    ) -> tuple[list[list[Result]], list[Refusal]]:
+        """Give, per strategy and partition tried, a result per direction; and the refusals."""
+        partitions = self._partitions(partition)
+        found: list[list[Result]] = []
+        refused: list[Refusal] = []
+        for name in names:
+            planner = _planner(name)
+            variants = _variants(name, len(self.devices), params)
+            self.progress(f"{name}: planning {len(variants) * len(partitions)} variants")
+            for kind in partitions:
+                try:
+                    found.append(self._best(name, planner, kind, variants))
+                except CharmSchedError as error:
+                    refused += [
+                        Refusal(strategy=name, direction=direction, reason=str(error))
+                        for direction in self.directions
+                    ]
+        served = {results[0].strategy for results in found}
+        refused = [refusal for refusal in refused if refusal.strategy not in served]
+        return found, list({(r.strategy, r.direction): r for r in refused}.values())
+
+    def _partitions(self, partition: str) -> tuple[str, ...]:
+        if partition != "auto":
+            Partition.named(partition, self.workload.seq_len, len(self.devices))
+            return (partition,)
+        # Under a full mask all partitions of equal shards do the same work.
+        return PARTITIONS if self.workload.mask_rule.kind != "full" else ("contiguous",)
+
+    def _best(
+        self, name: str, planner: Planner, kind: str, variants: Sequence[Mapping[str, Any]]
+    ) -> list[Result]:
+        """Give the fastest variant of each direction."""
+        best: list[Result] = []
+        saved: tuple[tuple[int, Item, int], ...] = ()
+        for direction in self.directions:
+            key = (name, kind, direction, repr(variants))
+            if key not in self._known:
+                results = [
+                    self._result(name, planner, kind, direction, params, saved)
+                    for params in variants
+                ]
+                self._known[key] = [min(results, key=lambda result: result.timeline.makespan)]
+            best += self._known[key]
+            saved = residents(best[-1].plan)
+        return best
+
+    def _result(
+        self,
+        name: str,
+        planner: Planner,
+        kind: str,
+        direction: str,
+        params: Mapping[str, Any],
+        saved: Sequence[tuple[int, Item, int]],
+    ) -> Result:
+        from charm_sched.simulator import simulate
+        from charm_sched.verifier import verify
+
+        with self._timed("plan"):
+            made = build(
+                planner,
+                name,
+                self.workload,
+                Partition.named(kind, self.workload.seq_len, len(self.devices)),
+                direction=direction,
+                topology=self.topology,
+                devices=self.devices,
+                params=params,
+                saved=saved,
+            )
+        with self._timed("verify"):
+            peak = int(verify(made, self.workload).peak_bytes.max())
+        with self._timed("simulate"):
+            timeline = simulate(made, self.topology)
+        memories = [self.topology.device(device).memory for device in self.devices]
+        known = [memory for memory in memories if memory is not None]
+        return Result(
+            strategy=name,
+            params=params,
+            direction=direction,
+            partition=kind,
+            plan=made,
+            timeline=timeline,
+            peak_bytes=peak,
+            fits=peak <= min(known) if len(known) == len(memories) else None,
+        )
+
+    def comparison(
+        self,
+        found: Sequence[Sequence[Result]],
+        refused: Sequence[Refusal],
+        base: Sequence[Sequence[Result]],
+    ) -> Comparison:
+        """Put results together: best partition per strategy, chosen plans, speedups over ring."""
+        rings = [results for results in base if results[0].strategy == BASELINE]
+        ring: Sequence[Result] = min(rings, key=_total, default=())
+        by_strategy: dict[str, list[Sequence[Result]]] = {}
+        for results in found:
+            by_strategy.setdefault(results[0].strategy, []).append(results)
+        rows = [
+            _with_speedup(result, ring)
+            for tried in by_strategy.values()
+            for result in min(tried, key=_total)
+        ]
+        chosen = [_with_speedup(result, ring) for result in _fastest(found, self.directions)]
+        return Comparison(
+            topology=self.topology,
+            workload=self.workload,
+            results=tuple(rows),
+            refused=tuple(refused),
+            chosen={result.direction: result for result in chosen},
+            seconds=dict(self.seconds),
+            assumptions=self._assumptions(rows),
+        )
+
+    def _assumptions(self, rows: Sequence[Result]) -> tuple[str, ...]:
+        from charm_sched.cost import op_seconds
+
+        notes = [op_seconds(row.plan, self.topology).notes for row in rows]
+        return tuple(dict.fromkeys([*self.topology.assumptions, *(n for ns in notes for n in ns)]))
+
+
+def build(
+    planner: Planner,
+    name: str,
+    workload: Workload,
+    partition: Partition,
+    *,
+    direction: str,
+    topology: Topology | None = None,
+    devices: Sequence[str] = (),
+    params: Mapping[str, Any] | None = None,
+    saved: Sequence[tuple[int, Item, int]] = (),
+) -> Plan:
+    """Let a planner write one plan. The plan is not verified.
+
+    Raises:
+        StrategyError: The planner does not take the parameters.
+    """
+    import inspect
+
+    params = dict(params or {})
+    builder = Builder(
+        workload, partition, direction=direction, topology=topology, devices=devices, saved=saved
+    )
+    try:
+        inspect.signature(planner).bind(builder, **params)
+    except TypeError as error:
+        raise StrategyError(f"strategy {name}: {error}; found parameters {params}") from error
+    planner(builder, **params)
+    return builder.build(name, params)
+
+
+def residents(made: Plan) -> tuple[tuple[int, Item, int], ...]:
+    """List what a plan keeps resident, as a backward builder takes it."""
+    saved = made.saved
+    return tuple(
+        (int(rank), made.items[int(item)], int(slot))
+        for rank, item, slot in zip(saved.rank, saved.item, saved.slot, strict=True)
+    )
+
+
+def _choose_devices(
+    topology: Topology, ranks: int | None, devices: Sequence[str] | None
+) -> tuple[str, ...]:
+    if ranks is not None and devices is not None:
+        raise WorkloadError("ranks and devices: expected one of the two, found both")
+    if devices is not None:
+        if not devices or len(set(devices)) != len(devices):
+            raise WorkloadError(f"devices: expected different names, found {list(devices)}")
+        return tuple(topology.device(name).name for name in devices)
+    return topology.select(len(topology.devices) if ranks is None else ranks)
+
+
+def _planner(name: str) -> Planner:
+    if is_external(name):
+        return load_external(name)
+    if name not in PLANNERS:
+        raise StrategyError(
+            f"strategy: expected {', '.join(PLANNERS)} or path/to/file.py:function, found {name!r}"
+        )
+    return PLANNERS[name]
+
+
+def _variants(
+    name: str, num_ranks: int, params: Mapping[str, Any] | None
+) -> tuple[Mapping[str, Any], ...]:
+    if params is not None:
+        return (params,)
+    variants = VARIANTS.get(name, ({},))
+    return variants if num_ranks <= MOST_RANKS_FOR_VARIANTS else variants[:1]
+
+
+def _total(results: Sequence[Result]) -> float:
+    return sum(result.timeline.makespan for result in results)
+
+
+def _fastest(found: Sequence[Sequence[Result]], directions: Sequence[str]) -> list[Result]:
+    """Choose the fastest plan of each direction, all with one partition."""
+    options = []
+    for kind in {results[0].partition: None for results in found}:
+        same = [results for results in found if results[0].partition == kind]
+        options.append(
+            [
+                min((results[i] for results in same), key=lambda result: result.timeline.makespan)
+                for i in range(len(directions))
+            ]
+        )
+    return min(options, key=_total)
+
+
+def _with_speedup(result: Result, ring: Sequence[Result]) -> Result:
+    for other in ring:
+        if other.direction == result.direction:
+            ratio = other.timeline.makespan / result.timeline.makespan
+            return replace(result, speedup_vs_ring=ratio)
+    return result
