@@ -27,12 +27,10 @@ if TYPE_CHECKING:
     from charm_sched.workload import Workload
 
 BASELINE = "ring"
-# Sub-pieces and streams that are tried; the simulation decides. With many ranks the plans grow
-# with the square of their number, and just the first is tried.
+# Sub-pieces that are tried; the simulation decides. With many ranks plans grow with the square of
+# their number, and just the first is tried.
 VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
-    "charm": tuple(
-        {"pieces": pieces, "remerge": remerge} for pieces in (1, 2, 4) for remerge in (True, False)
-    ),
+    "charm": ({"pieces": 1}, {"pieces": 2}, {"pieces": 4}),
 }
 MOST_RANKS_FOR_VARIANTS = 64
 SECONDS = ("plan", "verify", "bound", "simulate")

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import io
 import json
+import struct
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +30,10 @@ if TYPE_CHECKING:
 
 SCHEMA = "charm-sched/plan"
 VERSION = 1
+_BROKEN_ZIP = (  # what reading a damaged archive raises
+    zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError, KeyError,
+    struct.error,
+)  # fmt: skip
 LARGEST_JSON = 20_000  # operations; more go to .npz unless the name says .json
 
 
@@ -146,7 +153,7 @@ def _parse(content: bytes) -> tuple[dict[str, Any], Mapping[str, Any]]:
         try:
             with np.load(io.BytesIO(content), allow_pickle=False) as stored:
                 arrays = {name: stored[name] for name in stored.files}
-        except (zipfile.BadZipFile, EOFError, OSError) as error:
+        except _BROKEN_ZIP as error:
             raise PlanFileError(f"not a plan file: {error}") from error
         content = arrays["header"].tobytes()
     try:
@@ -182,7 +189,7 @@ def _read_plan(header: dict[str, Any], number: int, arrays: Mapping[str, Any]) -
         intern = ItemInterner()
         for text in entry["items"]:
             intern(parse_item(text))
-        columns = _columns([parse_op(text) for text in entry["ops"]], streams, intern)
+        columns = columns_of([parse_op(text) for text in entry["ops"]], streams, intern)
         saved = _residents(entry["saved"], intern)
         items = intern.table()
     return Plan(
@@ -210,7 +217,7 @@ def _group(arrays: Mapping[str, Any], prefix: str, table: type) -> dict[str, Any
     return {name: arrays[prefix + name] for name in names}
 
 
-def _columns(ops: Sequence[Op], streams: tuple[str, ...], intern: ItemInterner) -> Columns:
+def columns_of(ops: Sequence[Op], streams: tuple[str, ...], intern: ItemInterner) -> Columns:
     """Turn readable operations into columns."""
     import numpy as np
 
@@ -242,6 +249,21 @@ def _columns(ops: Sequence[Op], streams: tuple[str, ...], intern: ItemInterner) 
         arg=np.array([intern(item) for item, _ in operands], np.int32),
         slot=np.array([slot for _, slot in operands], np.int32),
     )
+
+
+def with_ops(plan: Plan, ops: Sequence[Op]) -> Plan:
+    """Give a plan with other operations and all else equal. The result is not verified.
+
+    Raises:
+        PlanError: An operation names a stream that the plan does not have.
+    """
+    from charm_sched.builder import freeze
+
+    intern = ItemInterner()
+    for number in range(len(plan.items)):
+        intern(plan.items[number])
+    columns = columns_of(ops, plan.streams, intern)
+    return replace(plan, columns=freeze(columns), items=freeze(intern.table()))
 
 
 def _residents(lines: Sequence[str], intern: ItemInterner) -> Residents:

@@ -104,7 +104,7 @@ def _lock_together(queues: list[list[Step]]) -> None:
             if heads[depth] == len(queue):
                 continue
             step = queue[heads[depth]]
-            if step.line.held and arrived[step.line.held, step.sub] >= level:
+            if step.line.held and arrived.get((step.line.held, step.sub), level) >= level:
                 continue
             heads[depth] += 1
             taken.append(step)
