@@ -27,11 +27,14 @@ if TYPE_CHECKING:
     from charm_sched.workload import Workload
 
 BASELINE = "ring"
-# Sub-pieces that are tried; the simulation decides. With many ranks plans grow with the square of
-# their number, and just the first is tried.
+# What is tried, in order of preference; the simulation decides (docs/decisions/0001). With many
+# ranks plans grow with the square of their number, and just the first is tried.
 VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
-    "charm": ({"pieces": 1}, {"pieces": 2}, {"pieces": 4}),
+    "charm": tuple(
+        {"pieces": pieces, "remerge": remerge} for remerge in (True, False) for pieces in (1, 2, 4)
+    ),
 }
+CLOSE = 1.02  # times within this factor of the best count as equal, and preference decides
 MOST_RANKS_FOR_VARIANTS = 64
 SECONDS = ("plan", "verify", "bound", "simulate")
 
@@ -261,7 +264,7 @@ class _Search:
                     self._result(name, planner, kind, direction, params, saved)
                     for params in variants
                 ]
-                self._known[key] = [min(results, key=lambda result: result.timeline.makespan)]
+                self._known[key] = [_preferred(results)]
             best += self._known[key]
             saved = residents(best[-1].plan)
         return best
@@ -411,6 +414,12 @@ def _variants(
         return (params,)
     variants = VARIANTS.get(name, ({},))
     return variants if num_ranks <= MOST_RANKS_FOR_VARIANTS else variants[:1]
+
+
+def _preferred(results: Sequence[Result]) -> Result:
+    """Give the first result that is about as fast as the fastest."""
+    best = min(result.timeline.makespan for result in results)
+    return next(result for result in results if result.timeline.makespan <= CLOSE * best)
 
 
 def _total(results: Sequence[Result]) -> float:

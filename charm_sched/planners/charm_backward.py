@@ -96,7 +96,7 @@ def _plan_returns(agenda: Agenda, attended: list[dict[int, Sitting]]) -> list[_R
             for number in numbers:
                 step, way = agenda.steps[number], returns[number]
                 way.level, way.start = level, begin
-                clock = way.end = clock + agenda.machine.paces[depth].seconds(step.size * growth)
+                clock = way.end = agenda.machine.paces[depth].end(clock, step.size * growth)
                 source = (step.line.held, step.sub)
                 children_end[source] = max(children_end.get(source, 0.0), way.end)
     if not agenda.decouple:

@@ -21,14 +21,32 @@ class Pace:
     Attributes:
         bandwidth: Bytes per second.
         latency: Seconds.
+        beside: Per outer tier, the bytes per second that are left while that tier is busy too.
     """
 
     bandwidth: float
     latency: float
+    beside: tuple[float, ...] = ()
 
-    def seconds(self, size: float) -> float:
-        """Give the planned time of a message of ``size`` bytes."""
-        return self.latency + size / self.bandwidth
+    def end(self, start: float, size: float, busy: Sequence[float] = ()) -> float:
+        """Give the planned end of a message of ``size`` bytes.
+
+        Args:
+            start: When it starts, seconds.
+            size: Bytes.
+            busy: Until when each outer tier is busy, seconds.
+        """
+        now = start + self.latency
+        for until in sorted(set(busy)):
+            if until <= now:
+                continue
+            left = [rate for rate, end in zip(self.beside, busy, strict=False) if end > now]
+            rate = min(self.bandwidth, *left)
+            if now + size / rate <= until:
+                return now + size / rate
+            size -= (until - now) * rate
+            now = until
+        return now + size / self.bandwidth
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -67,6 +85,7 @@ def pace_exchange(
     """
     arrival: dict[tuple[Path, int], float] = {}
     queues: list[list[Step]] = []
+    busy: list[float] = []
     for depth, pace in enumerate(paces):
         queue = [step for step in steps if step.line.depth == depth]
         queue.sort(key=lambda step: _readiness(step, arrival))
@@ -77,9 +96,10 @@ def pace_exchange(
                 level, before = level + 1, source
                 begin = clock = max(clock, arrival.get(source, 0.0))
             step.level, step.start = level, begin
-            clock = step.end = clock + pace.seconds(step.size)
+            clock = step.end = pace.end(clock, step.size, busy)
             arrival[step.line.got, step.sub] = step.end
         queues.append(queue)
+        busy.append(clock)
     if not decouple:
         _lock_together(queues)
 
