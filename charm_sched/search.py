@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from charm_sched.builder import Builder
@@ -19,10 +19,10 @@ from charm_sched.partition import PARTITIONS, Partition
 from charm_sched.planners import PLANNERS
 from charm_sched.planners.external import is_external, load_external
 from charm_sched.plans import DIRECTIONS, Plan, Schedule
+from charm_sched.results import Comparison, Refusal, Result
 
 if TYPE_CHECKING:
     from charm_sched.planners.external import Planner
-    from charm_sched.timeline import Timeline
     from charm_sched.topology import Topology
     from charm_sched.workload import Workload
 
@@ -37,73 +37,6 @@ VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
 CLOSE = 1.02  # times within this factor of the best count as equal, and preference decides
 MOST_RANKS_FOR_VARIANTS = 64
 SECONDS = ("plan", "verify", "bound", "simulate")
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Result:
-    """One strategy in one direction, with its best parameters.
-
-    Attributes:
-        strategy: Its name.
-        params: Its parameters.
-        direction: ``forward`` or ``backward``.
-        partition: Name of the partition.
-        plan: The verified plan.
-        timeline: Its simulation.
-        peak_bytes: Largest peak memory of any rank.
-        fits: Whether that fits the smallest device; None where its memory is unknown.
-        speedup_vs_ring: Ring-Attention's makespan, with its best partition, over this one's.
-    """
-
-    strategy: str
-    params: Mapping[str, Any]
-    direction: str
-    partition: str
-    plan: Plan
-    timeline: Timeline
-    peak_bytes: int
-    fits: bool | None
-    speedup_vs_ring: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Refusal:
-    """A strategy that cannot serve the workload, and why."""
-
-    strategy: str
-    direction: str
-    reason: str
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Comparison:
-    """Strategies side by side.
-
-    Attributes:
-        topology: The machine.
-        workload: What is computed.
-        results: One per strategy and direction.
-        refused: Strategies that cannot serve the workload.
-        chosen: The fastest result of each direction; both directions have one partition.
-        seconds: Where the time of the comparison went.
-        assumptions: What the times rest on that is not measured or published.
-    """
-
-    topology: Topology
-    workload: Workload
-    results: tuple[Result, ...]
-    refused: tuple[Refusal, ...]
-    chosen: Mapping[str, Result]
-    seconds: Mapping[str, float]
-    assumptions: tuple[str, ...]
-
-    def schedule(self) -> Schedule | Plan:
-        """Give the chosen plans: a schedule of two, or one plan."""
-        if len(self.chosen) == 2:
-            return Schedule(
-                forward=self.chosen["forward"].plan, backward=self.chosen["backward"].plan
-            )
-        return next(iter(self.chosen.values())).plan
 
 
 def plan(
@@ -446,3 +379,9 @@ def _with_speedup(result: Result, ring: Sequence[Result]) -> Result:
             ratio = other.timeline.makespan / result.timeline.makespan
             return replace(result, speedup_vs_ring=ratio)
     return result
+
+
+__all__ = [
+    "BASELINE", "SECONDS", "Comparison", "Refusal", "Result", "build", "plan", "plan_all",
+    "residents",
+]  # fmt: skip

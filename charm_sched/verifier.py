@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from charm_sched.accesses import Accesses, thing
 from charm_sched.areas import attend_pairs, row_set_areas, shared_heads
 from charm_sched.arrays import Bools, Ints
 from charm_sched.errors import PlanError
-from charm_sched.hazards import Accesses, Hazards, find_hazards, thing
+from charm_sched.hazards import Hazards, find_hazards
 from charm_sched.items import HOME, KINDS, KV, KV_AXIS, PARTIAL, ItemTable, Q
 from charm_sched.memory import peak_bytes
 from charm_sched.plans import ATTEND, DIRECTIONS, MERGE, OP_NAMES, TRANSFER, Plan

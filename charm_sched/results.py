@@ -1,0 +1,81 @@
+"""What planning finds: one result per strategy and direction, and results side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from charm_sched.plans import Plan, Schedule
+
+if TYPE_CHECKING:
+    from charm_sched.timeline import Timeline
+    from charm_sched.topology import Topology
+    from charm_sched.workload import Workload
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Result:
+    """One strategy in one direction, with its best parameters.
+
+    Attributes:
+        strategy: Its name.
+        params: Its parameters.
+        direction: ``forward`` or ``backward``.
+        partition: Name of the partition.
+        plan: The verified plan.
+        timeline: Its simulation.
+        peak_bytes: Largest peak memory of any rank.
+        fits: Whether that fits the smallest device; None where its memory is unknown.
+        speedup_vs_ring: Ring-Attention's makespan, with its best partition, over this one's.
+    """
+
+    strategy: str
+    params: Mapping[str, Any]
+    direction: str
+    partition: str
+    plan: Plan
+    timeline: Timeline
+    peak_bytes: int
+    fits: bool | None
+    speedup_vs_ring: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """A strategy that cannot serve the workload, and why."""
+
+    strategy: str
+    direction: str
+    reason: str
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Comparison:
+    """Strategies side by side.
+
+    Attributes:
+        topology: The machine.
+        workload: What is computed.
+        results: One per strategy and direction.
+        refused: Strategies that cannot serve the workload.
+        chosen: The fastest result of each direction; both directions have one partition.
+        seconds: Where the time of the comparison went.
+        assumptions: What the times rest on that is not measured or published.
+    """
+
+    topology: Topology
+    workload: Workload
+    results: tuple[Result, ...]
+    refused: tuple[Refusal, ...]
+    chosen: Mapping[str, Result]
+    seconds: Mapping[str, float]
+    assumptions: tuple[str, ...]
+
+    def schedule(self) -> Schedule | Plan:
+        """Give the chosen plans: a schedule of two, or one plan."""
+        if len(self.chosen) == 2:
+            return Schedule(
+                forward=self.chosen["forward"].plan, backward=self.chosen["backward"].plan
+            )
+        return next(iter(self.chosen.values())).plan
