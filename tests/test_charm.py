@@ -10,7 +10,7 @@ from support import cases
 from charm_sched.errors import StrategyError
 from charm_sched.ops import Attend, Merge, Transfer
 from charm_sched.planners.hierarchy import Tree, exchange_lines, leaves
-from charm_sched.planners.timetable import Stay, Work, allot_slots, order_attends
+from charm_sched.planners.timetable import Pace, Stay, Work, allot_slots, order_attends
 
 
 def domains_of(tree: Tree) -> list[set[int]]:
@@ -159,3 +159,12 @@ def test_slots_are_used_again_after_their_last_use() -> None:
     assert count == 2
     assert slots == {("a", 0): 0, ("b", 0): 1, ("c", 0): 0, ("d", 0): 1}
     assert allot_slots(stays, slack=0.5)[1] == 3
+
+
+def test_a_tier_is_slower_while_an_outer_tier_is_busy() -> None:
+    pace = Pace(10.0, 1.0, (4.0, float("inf")))
+    assert pace.end(0.0, 20.0) == 3.0
+    assert pace.end(0.0, 20.0, [0.5, 0.0]) == 3.0  # the outer tier is done before bytes flow
+    assert pace.end(0.0, 8.0, [9.0, 0.0]) == 3.0  # at 4 all the time
+    assert pace.end(0.0, 20.0, [3.0, 0.0]) == 4.2  # 8 at 4 until 3, 12 at 10 after
+    assert Pace(10.0, 0.0).end(2.0, 20.0, [5.0]) == 4.0

@@ -41,7 +41,7 @@ class Pace:
             if until <= now:
                 continue
             left = [rate for rate, end in zip(self.beside, busy, strict=False) if end > now]
-            rate = min(self.bandwidth, *left)
+            rate = min([self.bandwidth, *left])
             if now + size / rate <= until:
                 return now + size / rate
             size -= (until - now) * rate
