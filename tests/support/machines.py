@@ -94,7 +94,6 @@ def shape(domain: Domain) -> str:
     """Write a tree as nested brackets of short device names: "[a b] [c d]"."""
     if not domain.children:
         return domain.name.rpartition("/")[2]
-    inner = " ".join(
+    return " ".join(
         f"[{shape(child)}]" if child.children else shape(child) for child in domain.children
     )
-    return inner

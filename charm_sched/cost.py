@@ -1,0 +1,114 @@
+"""How long each attend and merge takes on its device when nothing else runs there.
+
+An attend takes its unmasked work over the device's sustained rate, plus the overhead of one kernel.
+The causal rate holds where the mask leaves out part of the kernel's rectangle, the full rate where
+it leaves out nothing. A merge is bound by memory: it reads its inputs and its output, and writes
+its output.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from charm_sched.areas import attend_work
+from charm_sched.plans import ATTEND, MERGE
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from charm_sched.plans import Plan
+    from charm_sched.profiles import ComputeProfile
+    from charm_sched.topology import Topology
+
+    Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Costs:
+    """Undisturbed times of a plan's computation.
+
+    Attributes:
+        seconds: Per row, float64; 0 for transfers.
+        notes: What had to be assumed, one sentence each.
+    """
+
+    seconds: NDArray[np.float64]
+    notes: tuple[str, ...]
+
+
+def op_seconds(plan: Plan, topology: Topology) -> Costs:
+    """Give the undisturbed time of every attend and merge on the device of its rank.
+
+    Raises:
+        TopologyError: A device is not there, or its profile knows nothing about the dtype.
+    """
+    profiles, which = _profiles(plan, topology)
+    columns = plan.columns
+    kernels = np.flatnonzero(columns.op != 0)
+    which = which[columns.rank[kernels]]
+    work, dense = attend_work(plan)
+    masked = (work < dense)[kernels]
+    attends = columns.op[kernels] == ATTEND
+    rates, notes = _rates(plan, profiles, which, attends, masked)
+    flops = work[kernels] * float(plan.workload.flops_per_pair(plan.direction))
+    overhead = np.array([profile.overhead for profile in profiles])
+    memory = np.array([profile.memory_bandwidth for profile in profiles])
+    moved = _merge_bytes(plan)[kernels]
+    seconds = np.zeros(len(plan))
+    seconds[kernels] = overhead[which] + np.where(
+        attends, flops / rates[which, masked.astype(np.int64)], moved / memory[which]
+    )
+    return Costs(seconds=seconds, notes=notes)
+
+
+def _profiles(plan: Plan, topology: Topology) -> tuple[list[ComputeProfile], Ints]:
+    """Give the distinct profiles, and the number of each rank's one."""
+    found: dict[int, int] = {}
+    profiles: list[ComputeProfile] = []
+    ranks = []
+    for name in plan.devices:
+        profile = topology.device(name).compute
+        if id(profile) not in found:
+            found[id(profile)] = len(profiles)
+            profiles.append(profile)
+        ranks.append(found[id(profile)])
+    return profiles, np.array(ranks, np.int64)
+
+
+def _rates(
+    plan: Plan,
+    profiles: list[ComputeProfile],
+    which: Ints,
+    attends: NDArray[np.bool_],
+    masked: NDArray[np.bool_],
+) -> tuple[NDArray[np.float64], tuple[str, ...]]:
+    """Look up FLOP/s as ``[profile, full or masked]``, just the ones that are used, with notes."""
+    rates, notes = np.ones((len(profiles), 2)), []
+    for number, causal in np.unique(np.stack([which, masked])[:, attends], axis=1).T.tolist():
+        rate, note = profiles[number].rate(
+            direction=plan.direction,
+            head_dim=plan.workload.head_dim,
+            causal=bool(causal),
+            dtype=plan.workload.dtype,
+        )
+        rates[number, causal] = rate
+        notes += [note] if note else []
+    return rates, tuple(dict.fromkeys(notes))
+
+
+def _merge_bytes(plan: Plan) -> Ints:
+    """Bytes that each merge reads and writes; 0 for other rows."""
+    columns = plan.columns
+    if not (columns.op == MERGE).any():
+        return np.zeros(len(plan), np.int64)
+    sizes = plan.item_bytes[columns.arg]
+    totals = np.concatenate([[0], np.cumsum(sizes)])
+    output = sizes[columns.ptr[1:] - 1]
+    moved = totals[columns.ptr[1:]] - totals[columns.ptr[:-1]] + output
+    return np.where(columns.op == MERGE, moved, 0).astype(np.int64)
+
+
+__all__ = ["Costs", "op_seconds"]

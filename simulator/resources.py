@@ -1,0 +1,100 @@
+"""What the ops of a plan occupy: fixed delays, or flows over capacities of the topology."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from charm_sched.plans import TRANSFER
+from charm_sched.simulator.maxmin import RouteTable, compile_routes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from charm_sched.cost import Costs
+    from charm_sched.plans import Plan
+    from charm_sched.topology import Topology
+
+    Ints = NDArray[np.int64]
+    Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Resources:
+    """Per row: first a delay, then nothing more or, if fluid, a flow.
+
+    A transfer is delayed by the latency of its route and flows if it has bytes. An attend or merge
+    is delayed by its duration; where several compute streams share the device it is a flow of
+    seconds of work over a capacity of one second of work per second.
+
+    Attributes:
+        delay: Seconds, float64.
+        fluid: Whether a flow follows, bool.
+        route: Route of the flow in `table`, int64.
+        size: Bytes, or seconds of work, float64.
+        table: The routes.
+    """
+
+    delay: Floats
+    fluid: NDArray[np.bool_]
+    route: Ints
+    size: Floats
+    table: RouteTable
+
+
+def find_resources(plan: Plan, topology: Topology, costs: Costs) -> Resources:
+    """Find what each op occupies.
+
+    Raises:
+        TopologyError: There is no route between two devices.
+    """
+    columns = plan.columns
+    moves = np.flatnonzero(columns.op == TRANSFER)
+    packed = columns.rank[moves].astype(np.int64) * plan.num_ranks + columns.peer[moves]
+    pairs, which = np.unique(packed, return_inverse=True)
+    routes = [
+        topology.route(plan.devices[pair // plan.num_ranks], plan.devices[pair % plan.num_ranks])
+        for pair in pairs.tolist()
+    ]
+    delay, size = costs.seconds.copy(), np.zeros(len(plan))
+    route = np.zeros(len(plan), np.int64)
+    route[moves] = which.reshape(-1)
+    delay[moves] = np.array([r.latency for r in routes])[route[moves]] if routes else 0.0
+    size[moves] = plan.op_bytes[moves]
+    crossed: list[tuple[int, ...]] = [r.capacities for r in routes]
+    shared, number = _shared_kernels(plan)
+    route[shared] = len(crossed) + number
+    size[shared], delay[shared] = costs.seconds[shared], 0.0
+    engines = int(number.max(initial=-1)) + 1
+    crossed += [(len(topology.capacities) + i,) for i in range(engines)]
+    return Resources(
+        delay=delay,
+        fluid=size > 0,
+        route=route,
+        size=size,
+        table=compile_routes(
+            crossed,
+            np.array([c.bandwidth for c in topology.capacities] + [1.0] * engines),
+            [r.flow_cap for r in routes] + [np.inf] * engines,
+        ),
+    )
+
+
+def _shared_kernels(plan: Plan) -> tuple[Ints, Ints]:
+    """Give the attends and merges on devices with several compute streams, and a device number."""
+    columns = plan.columns
+    rows = np.flatnonzero(columns.op != TRANSFER)
+    names: dict[str, int] = {}
+    device = np.array([names.setdefault(name, len(names)) for name in plan.devices], np.int64)
+    streams = len(plan.streams)
+    lanes = columns.rank[rows].astype(np.int64) * streams + columns.stream[rows]
+    used = np.flatnonzero(np.bincount(lanes, minlength=plan.num_ranks * streams))
+    busy = np.bincount(device[used // streams], minlength=len(names)) > 1
+    where = device[columns.rank[rows]]
+    number = np.cumsum(busy) - 1
+    return rows[busy[where]], number[where[busy[where]]]
+
+
+__all__ = ["Resources", "find_resources"]
