@@ -1,0 +1,104 @@
+"""A stored plan, judged like a fresh one: verified, simulated, compared with Ring-Attention."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from charm_sched.cost import op_seconds
+from charm_sched.errors import PlanError
+from charm_sched.plans import Plan, Schedule
+from charm_sched.results import Comparison, Result
+from charm_sched.search import SECONDS, plan_all
+from charm_sched.simulator import simulate
+from charm_sched.verifier import verify
+
+if TYPE_CHECKING:
+    from charm_sched.topology import Topology
+
+
+def assess(
+    stored: Plan | Schedule,
+    topology: Topology | None = None,
+    *,
+    progress: Callable[[str], None] | None = None,
+) -> Comparison:
+    """Verify and simulate a plan or schedule, beside Ring-Attention on the same devices.
+
+    Args:
+        stored: What `load_plan` gave.
+        topology: The machine; None for the one that the plan was made for.
+        progress: Called with a word before each step.
+
+    Raises:
+        PlanError: The plan is not exactly attention, or names no machine.
+        TopologyError: The machine lacks a device of the plan.
+    """
+    plans = stored.plans if isinstance(stored, Schedule) else (stored,)
+    machine = topology or plans[0].topology
+    if machine is None or not plans[0].devices:
+        raise PlanError("plan: expected a machine and the device of each rank, found none in it")
+    say = progress or (lambda text: None)
+    clock = _Clock()
+    say("Ring-Attention")
+    baseline = plan_all(
+        machine,
+        plans[0].workload,
+        strategies=("ring",),
+        directions=tuple(plan.direction for plan in plans),
+        devices=plans[0].devices,
+    )
+    results = []
+    for plan in plans:
+        say(plan.direction)
+        ring = next(r.timeline.makespan for r in baseline.results if r.direction == plan.direction)
+        results.append(_result(plan, machine, ring, clock))
+    notes = [note for plan in plans for note in op_seconds(plan, machine).notes]
+    return Comparison(
+        topology=machine,
+        workload=plans[0].workload,
+        results=tuple(results),
+        refused=(),
+        chosen={result.direction: result for result in results},
+        seconds=clock.seconds,
+        assumptions=tuple(dict.fromkeys([*machine.assumptions, *notes])),
+    )
+
+
+def _result(plan: Plan, machine: Topology, ring: float, clock: _Clock) -> Result:
+    with clock.timed("verify"):
+        peak = int(verify(plan).peak_bytes.max())
+    with clock.timed("simulate"):
+        timeline = simulate(plan, machine)
+    memories = [machine.device(device).memory for device in plan.devices]
+    known = [memory for memory in memories if memory is not None]
+    return Result(
+        strategy=plan.strategy,
+        params=plan.params,
+        direction=plan.direction,
+        partition=plan.partition.kind,
+        plan=plan,
+        timeline=timeline,
+        peak_bytes=peak,
+        fits=peak <= min(known) if len(known) == len(memories) else None,
+        speedup_vs_ring=ring / timeline.makespan,
+    )
+
+
+class _Clock:
+    """Adds up the seconds of each kind of work."""
+
+    def __init__(self) -> None:
+        self._seconds = dict.fromkeys(SECONDS, 0.0)
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        return dict(self._seconds)
+
+    @contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self._seconds[what] += time.perf_counter() - start

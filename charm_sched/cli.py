@@ -1,0 +1,360 @@
+"""The commands charm-plan, charm-sim and charm-topo.
+
+Each handler reads its arguments, calls the library once and renders what came back. Results go to
+stdout, everything else to stderr. Exit 0: done; 1: a problem in what the user gave; 2: usage.
+Whatever costs time to import is imported in the handlers, so that ``--help`` is immediate.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from charm_sched import __version__
+from charm_sched.errors import CharmSchedError, TopologyError
+from charm_sched.options import add_workload_flags, argument, names_workload, read_workload
+
+if TYPE_CHECKING:
+    from charm_sched.output import Saved
+    from charm_sched.results import Comparison
+    from charm_sched.sweep import Point
+    from charm_sched.topology import Topology
+    from charm_sched.workload import Workload
+
+DIRECTIONS = ("forward", "backward")
+Handler = Callable[[ArgumentParser, Namespace], None]
+
+STRATEGY_HELP = (
+    "auto: the best found (default); all: every strategy, with the reason where one cannot serve; "
+    "names such as ring,charm; or path/to/file.py:function"
+)
+
+
+def plan_main(argv: Sequence[str] | None = None) -> int:
+    """Run charm-plan."""
+    return _run(_plan_parser(), _plan, argv)
+
+
+def sim_main(argv: Sequence[str] | None = None) -> int:
+    """Run charm-sim."""
+    return _run(_sim_parser(), _simulate, argv)
+
+
+def topo_main(argv: Sequence[str] | None = None) -> int:
+    """Run charm-topo."""
+    parser = _topo_parser()
+    return _run(parser, lambda parser, args: args.handler(parser, args), argv)
+
+
+def _run(parser: ArgumentParser, handler: Handler, argv: Sequence[str] | None) -> int:
+    """Parse, handle, and turn errors that a user can meet into one line and an exit status."""
+    args = parser.parse_args(argv)
+    try:
+        handler(parser, args)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except CharmSchedError as error:
+        return _complain(str(error))
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _complain(f"{where}{error.strerror or error}")
+    except KeyboardInterrupt:
+        return _complain("interrupted", status=130)
+    return 0
+
+
+def _complain(message: str, status: int = 1) -> int:
+    print(f"error: {message}", file=sys.stderr)  # noqa: T201
+    return status
+
+
+class _Help(RawDescriptionHelpFormatter):
+    """Keeps names such as charm-topo and docs-full in one piece."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+
+def _parser(name: str, usage: str, description: str, epilog: str = "") -> ArgumentParser:
+    return ArgumentParser(
+        prog=name,
+        usage=usage,
+        description=description,
+        epilog=epilog,
+        formatter_class=_Help,
+        allow_abbrev=False,
+    )
+
+
+def _add_version(parser: ArgumentParser) -> None:
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+
+
+def _add_outputs(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--trace",
+        metavar="FILE",
+        type=Path,
+        help="write the timeline for Perfetto or chrome://tracing; two directions go to "
+        "two files, NAME.forward.json and NAME.backward.json",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON document and nothing else"
+    )
+
+
+def _plan_parser() -> ArgumentParser:
+    parser = _parser(
+        "charm-plan",
+        "charm-plan TOPOLOGY... [workload flags] [options]",
+        "Compile the best attention schedule for a machine, save it, and compare it with\n"
+        "Ring-Attention. Without workload flags it also shows several sequence lengths:\n"
+        "where communication is the limit, and where computation is.",
+        "examples:\n"
+        "  charm-plan dual_node_nvlink\n"
+        "  charm-plan rack.yaml --model llama3-70b --seq-len 256K --strategy all\n"
+        "  charm-plan dual_node_nvlink dual_node_nvlink_4nic   (side by side)",
+    )
+    parser.add_argument(
+        "topologies",
+        metavar="TOPOLOGY",
+        nargs="+",
+        help="a topology file, or the name of a shipped one (charm-topo list)",
+    )
+    parser.add_argument(
+        "--strategy",
+        metavar="WHAT",
+        type=argument(_strategies),
+        default=("auto",),
+        help=STRATEGY_HELP,
+    )
+    parser.add_argument(
+        "--direction",
+        choices=("forward", "backward", "both"),
+        default="both",
+        help="pass to plan (default: both)",
+    )
+    parser.add_argument(
+        "-o",
+        metavar="PLAN",
+        dest="output",
+        type=Path,
+        help="where to save the plan (default: NAME.plan.json or .npz; with --json nowhere)",
+    )
+    _add_outputs(parser)
+    _add_version(parser)
+    add_workload_flags(parser)
+    return parser
+
+
+def _strategies(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise ValueError(f"expected strategies such as ring,charm, found {text!r}")
+    if len(names) > 1 and {"auto", "all"} & set(names):
+        raise ValueError(f"expected auto or all alone, found {text!r}")
+    return names
+
+
+def _sim_parser() -> ArgumentParser:
+    parser = _parser(
+        "charm-sim",
+        "charm-sim PLAN [options]",
+        "Verify a saved plan, simulate it and compare it with Ring-Attention.",
+        "example:\n  charm-sim dual_node_nvlink.plan.json --topology dual_node_nvlink_4nic",
+    )
+    parser.add_argument("plan", metavar="PLAN", help="a plan saved by charm-plan")
+    parser.add_argument(
+        "--topology",
+        metavar="TOPOLOGY",
+        help="another machine with the same device names (default: the one in the plan)",
+    )
+    _add_outputs(parser)
+    _add_version(parser)
+    return parser
+
+
+def _topo_parser() -> ArgumentParser:
+    parser = _parser(
+        "charm-topo",
+        "charm-topo {list,show,validate,schema} ...",
+        "Look at machines: the shipped ones and your own files.",
+    )
+    _add_version(parser)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def command(name: str, arguments: str, what: str, handler: Handler) -> ArgumentParser:
+        usage = " ".join(filter(None, ["charm-topo", name, arguments]))
+        added = commands.add_parser(name, usage=usage, help=what, description=f"{what}.")
+        added.set_defaults(handler=handler)
+        return added
+
+    listing = command("list", "[--json]", "List the shipped machines", _topo_list)
+    show = command("show", "TOPOLOGY [--json]", "Show domains, links and assumptions", _topo_show)
+    show.add_argument("topology", metavar="TOPOLOGY", help="a file, or the name of a shipped one")
+    for parser_with_json in (listing, show):
+        parser_with_json.add_argument("--json", action="store_true", help="print JSON")
+    check = command("validate", "FILE...", "Check topology files", _topo_validate)
+    check.add_argument("files", metavar="FILE", nargs="+", help="a topology file")
+    command("schema", "", "Print the JSON Schema of topology files, for editors", _topo_schema)
+    return parser
+
+
+def _plan(parser: ArgumentParser, args: Namespace) -> None:
+    from charm_sched import output, report
+    from charm_sched.topology import load_topology
+
+    if len(args.topologies) > 1 and (args.output or args.trace):
+        parser.error("-o and --trace take one topology; plan several machines one by one")
+    workload = read_workload(args)
+    machines = [load_topology(name) for name in args.topologies]
+    if args.output:
+        output.check_target(args.output)
+    comparisons, documents = [], []
+    for machine in machines:
+        comparison = _compare(args, machine, workload)
+        saved = None
+        if args.output or not args.json:
+            saved = output.save(comparison.schedule(), args.output, machine.name)
+        if args.trace:
+            report.write_traces(comparison, args.trace)
+        if saved is None or args.json:
+            documents.append(report.document(comparison, saved.path if saved else None))
+        else:
+            points = () if names_workload(args) else _sweep(args, machine, workload)
+            _show(comparison, points, [str(saved), *_next_steps(saved, comparison)])
+        comparisons.append(comparison)
+    if args.json:
+        report.write_json(report.combined(documents))
+    elif len(comparisons) > 1:
+        from charm_sched import render, terminal
+
+        with terminal.results() as console:
+            render.machines(console, comparisons)
+
+
+def _choices(args: Namespace) -> dict[str, Any]:
+    """Give the flags that `plan_all` takes."""
+    from charm_sched.planners import PLANNERS
+
+    everything = args.strategy in (("auto",), ("all",))
+    return {
+        "strategies": tuple(PLANNERS) if everything else args.strategy,
+        "directions": DIRECTIONS if args.direction == "both" else (args.direction,),
+        "partition": args.partition or "auto",
+        "ranks": args.ranks,
+        "devices": args.devices,
+    }
+
+
+def _compare(args: Namespace, machine: Topology, workload: Workload) -> Comparison:
+    from charm_sched.search import plan_all
+    from charm_sched.terminal import progress_line
+
+    with progress_line(machine.name, quiet=args.json) as say:
+        return plan_all(machine, workload, progress=say, **_choices(args))
+
+
+def _sweep(args: Namespace, machine: Topology, workload: Workload) -> Sequence[Point]:
+    from charm_sched.sweep import sweep
+    from charm_sched.terminal import progress_line
+
+    with progress_line(machine.name, quiet=args.json) as say:
+        return sweep(machine, workload, _choices(args), progress=say)
+
+
+def _next_steps(saved: Saved, comparison: Comparison) -> list[str]:
+    """Say how a saved plan is used."""
+    ranks = next(iter(comparison.chosen.values())).plan.num_ranks
+    return [
+        f"Simulate: charm-sim {saved.path} --topology OTHER",
+        f"Run:      torchrun --nproc-per-node {ranks} -m charm_sched.run {saved.path}",
+    ]
+
+
+def _show(comparison: Comparison, points: Sequence[Point], footer: Sequence[str]) -> None:
+    from charm_sched import render, terminal
+
+    with terminal.results() as console:
+        render.show(console, comparison, points=points, footer=footer)
+
+
+def _simulate(parser: ArgumentParser, args: Namespace) -> None:
+    from charm_sched import report
+    from charm_sched.assess import assess
+    from charm_sched.storage import load_plan
+    from charm_sched.terminal import progress_line
+    from charm_sched.topology import load_topology
+
+    stored = load_plan(args.plan)
+    machine = load_topology(args.topology) if args.topology else None
+    with progress_line(args.plan, quiet=args.json) as say:
+        comparison = assess(stored, machine, progress=say)
+    if args.trace:
+        report.write_traces(comparison, args.trace)
+    if args.json:
+        report.write_json(report.document(comparison, args.plan))
+    else:
+        _show(comparison, (), ())
+
+
+def _topo_list(parser: ArgumentParser, args: Namespace) -> None:
+    from charm_sched.topology import load_topology, shipped_names
+
+    machines = [load_topology(name) for name in shipped_names()]
+    if args.json:
+        from charm_sched import report
+
+        report.write_json([report.topology_summary(machine) for machine in machines])
+        return
+    from charm_sched import render_topology, terminal
+
+    with terminal.results() as console:
+        console.print(render_topology.listing(machines))
+
+
+def _topo_show(parser: ArgumentParser, args: Namespace) -> None:
+    from charm_sched.topology import load_topology
+
+    machine = load_topology(args.topology)
+    if args.json:
+        from charm_sched import report
+
+        report.write_json(report.topology_report(machine))
+        return
+    from charm_sched import render, render_topology, terminal
+
+    with terminal.results() as console:
+        for part in render_topology.show_topology(machine):
+            console.print(part)
+        render.assumptions(console, machine.assumptions)
+
+
+def _topo_validate(parser: ArgumentParser, args: Namespace) -> None:
+    from charm_sched.topology import load_topology
+
+    wrong = []
+    for name in args.files:
+        try:
+            machine = load_topology(name)
+        except CharmSchedError as error:
+            wrong.append(str(error))
+            continue
+        tiers = ", ".join(machine.tiers) or "none"
+        sys.stdout.write(f"{name}: valid, {len(machine.devices)} devices, tiers: {tiers}\n")
+    if wrong:
+        raise TopologyError("\nerror: ".join(wrong))
+
+
+def _topo_schema(parser: ArgumentParser, args: Namespace) -> None:
+    from charm_sched import report
+    from charm_sched.topology import json_schema
+
+    report.write_json(json_schema())

@@ -1,0 +1,190 @@
+"""The JSON documents that the commands print: seconds, bytes, bytes per second.
+
+``null`` stands where a thing does not apply, or is not known in this release.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from charm_sched.results import Comparison, Result
+    from charm_sched.topology import Domain, Topology
+    from charm_sched.workload import Workload
+
+Document = dict[str, Any]
+SCHEMA, VERSION = "charm-sched/report", 1
+
+
+def document(comparison: Comparison, plan_file: str | Path | None = None) -> Document:
+    """Give the document of one comparison."""
+    chosen = comparison.chosen.items()
+    return {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "topology": {
+            "name": comparison.topology.name,
+            "digest": comparison.topology.digest,
+            "devices": len(comparison.topology.devices),
+            "tiers": tiers(comparison.topology),
+        },
+        "workload": workload_document(comparison.workload),
+        "results": [_result(result) for result in comparison.results],
+        "refused": [
+            {"strategy": r.strategy, "direction": r.direction, "reason": r.reason}
+            for r in comparison.refused
+        ],
+        "chosen": {direction: _detail(result) for direction, result in chosen},
+        "plan_file": None if plan_file is None else str(plan_file),
+        "assumptions": list(comparison.assumptions),
+        "seconds": dict(comparison.seconds),
+    }
+
+
+def combined(documents: Sequence[Document]) -> Document:
+    """Give a single document as it is, several ones as one document with ``reports``."""
+    if len(documents) == 1:
+        return documents[0]
+    return {"schema": SCHEMA, "version": VERSION, "reports": list(documents)}
+
+
+def write_json(value: Document | Sequence[Document]) -> None:
+    """Print one JSON document on stdout.
+
+    Raises:
+        ValueError: A number is not finite: a mistake of this program.
+    """
+    sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def workload_document(workload: Workload) -> Document:
+    """Give a workload with everything that was left to a default."""
+    return {
+        "seq_len": workload.seq_len,
+        "batch": workload.batch,
+        "heads": workload.heads,
+        "kv_heads": workload.num_kv_heads,
+        "head_dim": workload.head_dim,
+        "v_head_dim": workload.value_dim,
+        "dtype": workload.dtype,
+        "grad_dtype": workload.wire_dtype,
+        "mask": str(workload.mask),
+    }
+
+
+def _result(result: Result) -> Document:
+    timeline = result.timeline
+    return {
+        "strategy": result.strategy,
+        "detail": _detail(result),
+        "direction": result.direction,
+        "partition": result.partition,
+        "makespan_s": timeline.makespan,
+        "bound_s": None,
+        "bound_by": None,
+        "efficiency": None,
+        "class_bound_s": None,
+        "class_efficiency": None,
+        "compute_s": timeline.compute_s,
+        "exposed_comm_s": timeline.exposed_comm,
+        "bytes": dict(timeline.tier_bytes),
+        "link_bytes": dict(timeline.link_bytes),
+        "peak_bytes": result.peak_bytes,
+        "fits": result.fits,
+        "ranks": result.plan.num_ranks,
+        "ops": len(result.plan),
+        "levels": result.plan.num_levels,
+        "speedup_vs_ring": result.speedup_vs_ring,
+    }
+
+
+def _detail(result: Result) -> Document:
+    return {"planner": result.strategy, "params": dict(result.params)}
+
+
+def tiers(topology: Topology) -> list[Document]:
+    """List the tiers, outermost first.
+
+    A tier joins domains: ``domains`` counts them, ``bandwidth`` is what one of them can send to
+    the others that it is joined with, all its devices sending at once; the least of them.
+    """
+    joined: dict[str, list[Domain]] = {name: [] for name in topology.tiers}
+    _collect(topology.domains(), joined)
+    return [
+        {
+            "name": name,
+            "domains": sum(len(domain.children) for domain in parents),
+            "bandwidth": min((inside_bandwidth(topology, d) for d in parents), default=None),
+        }
+        for name, parents in joined.items()
+    ]
+
+
+def _collect(domain: Domain, joined: dict[str, list[Domain]]) -> None:
+    if domain.tier is not None:
+        joined[domain.tier].append(domain)
+    for child in domain.children:
+        _collect(child, joined)
+
+
+def inside_bandwidth(topology: Topology, domain: Domain) -> float:
+    """Give the least bytes per second that a child of a domain can send to the other children."""
+    alone = topology.domains(domain.devices)
+    return min(topology.domain_bandwidth(child) for child in alone.children)
+
+
+def topology_report(topology: Topology) -> Document:
+    """Give what ``charm-topo show`` prints."""
+    return {
+        "name": topology.name,
+        "digest": topology.digest,
+        "description": topology.description,
+        "devices": len(topology.devices),
+        "tiers": tiers(topology),
+        "links": link_kinds(topology),
+        "assumptions": list(topology.assumptions),
+    }
+
+
+def link_kinds(topology: Topology) -> list[Document]:
+    """Count the links that are alike: both directions of a link are two."""
+    kinds: dict[tuple[Any, ...], Document] = {}
+    for link in topology.links:
+        facts = {
+            "kind": link.kind,
+            "bandwidth": link.bandwidth,
+            "latency": link.latency,
+            "flow_cap": link.flow_cap,
+            "shared": link.shared,
+            "assumed": link.assumed,
+        }
+        entry = kinds.setdefault(tuple(facts.values()), facts | {"count": 0})
+        entry["count"] += 1
+    return list(kinds.values())
+
+
+def topology_summary(topology: Topology) -> Document:
+    """Give one entry of ``charm-topo list``."""
+    return {
+        "name": topology.name,
+        "digest": topology.digest,
+        "description": topology.description,
+        "devices": len(topology.devices),
+    }
+
+
+def write_traces(comparison: Comparison, path: Path) -> tuple[Path, ...]:
+    """Write the timelines of the chosen plans; two directions go to ``NAME.DIRECTION.json``."""
+    from charm_sched.trace import write_trace
+
+    written = []
+    for direction, result in comparison.chosen.items():
+        several = len(comparison.chosen) > 1
+        target = path.with_name(f"{path.stem}.{direction}{path.suffix}") if several else path
+        write_trace(result.timeline, target)
+        written.append(target)
+    return tuple(written)
