@@ -1,8 +1,9 @@
-"""What the search for domains asks of the graph: flows, bridges, components, and what looks alike."""
+"""What the search for domains asks of the graph: flows, bridges, components, what looks alike."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     import numpy
 
 _CLASSES = 32  # classes of bridges told apart by their surroundings
+_REACH = 3  # hops within which sets that look alike are compared
 _STEP = 1.2  # bandwidths within one such step are one threshold
 
 
@@ -35,10 +37,10 @@ class DomainGraph:
     """An undirected view of a topology; vertices are integers, devices first."""
 
     def __init__(self, topology: Topology) -> None:
-        parts = (*topology.devices, *topology.switches)
-        index = {part.name: i for i, part in enumerate(parts)}
+        names = topology.part_names
+        index = {name: i for i, name in enumerate(names)}
         self.devices = len(topology.devices)
-        self.size = len(parts)
+        self.size = len(names)
         self.kinds = ["" for _ in topology.devices] + [s.kind for s in topology.switches]
         self.ports = [device.port for device in topology.devices]
         self.arcs: dict[tuple[int, int], float] = defaultdict(float)
@@ -47,9 +49,9 @@ class DomainGraph:
             ends = index[link.src], index[link.dst]
             self.arcs[ends] += link.bandwidth
             kinds[min(ends), max(ends)].add(link.kind)
-        self.bundles: list[dict[int, Bundle]] = [{} for _ in parts]
-        for (a, b), names in kinds.items():
-            bundle = Bundle(frozenset(names), max(self.arcs[a, b], self.arcs[b, a]))
+        self.bundles: list[dict[int, Bundle]] = [{} for _ in names]
+        for (a, b), between in kinds.items():
+            bundle = Bundle(frozenset(between), max(self.arcs[a, b], self.arcs[b, a]))
             self.bundles[a][b] = self.bundles[b][a] = bundle
         self._flows: dict[object, float] = {}
 
@@ -84,9 +86,27 @@ class DomainGraph:
                 return colours
             count = len(numbers)
 
-    def look(self, devices: Collection[int]) -> tuple[int, ...]:
-        """Return what a set of devices looks like: equal for sets that play the same part."""
-        return tuple(sorted(map(self.colours.__getitem__, devices)))
+    def look(self, devices: Collection[int]) -> int:
+        """Return what a set of devices looks like: equal for sets that play the same part.
+
+        The colours of the members, how many members each is joined to directly, and how many meet
+        in the switches up to `_REACH` hops away: eight devices of a node and the eight of a rail
+        may have the same colours.
+        """
+        if len(devices) == 1:
+            return hash(tuple(self.colours[device] for device in devices))
+        members = set(devices)
+        seen = [sorted((self.colours[v], len(members & self.bundles[v].keys())) for v in members)]
+        meeting = dict.fromkeys(devices, 1)
+        for _ in range(_REACH):
+            reached: dict[int, int] = defaultdict(int)
+            for vertex, count in meeting.items():
+                for near in self.bundles[vertex]:
+                    if near >= self.devices:
+                        reached[near] += count
+            meeting = reached
+            seen.append(sorted((self.colours[v], count) for v, count in meeting.items()))
+        return hash(tuple(map(tuple, seen)))
 
     def exchange(self, inside: Collection[int], devices: Collection[int]) -> float:
         """Return the flow from `inside` to the other `devices`, per device of the smaller side."""
@@ -162,29 +182,30 @@ class DomainGraph:
     ) -> Iterator[Callable[[int, int, Bundle], bool]]:
         """Yield, for each way to take links away, the test whether a bundle stays."""
         for kind in sorted({kind for bundle in bundles for kind in bundle.kinds}):
-            only = frozenset((kind,))
-            yield lambda _v, _w, bundle, only=only: bundle.kinds != only
+            yield functools.partial(_is_no_link, kind)
         for kind in sorted({self.kinds[v] for v in vertices} - {""}):
-            yield lambda v, w, _b, kind=kind: kind not in (self.kinds[v], self.kinds[w])
+            yield functools.partial(self._is_no_switch, kind)
         rates = sorted({bundle.rate for bundle in bundles})
-        for rate, larger in zip(rates, rates[1:], strict=False):
+        for rate, larger in itertools.pairwise(rates):
             if larger > rate * _STEP:
-                yield lambda _v, _w, bundle, rate=rate: bundle.rate > rate
+                yield functools.partial(_is_above, rate)
+
+    def _is_no_switch(self, kind: str, tail: int, head: int, _bundle: Bundle) -> bool:
+        return kind not in (self.kinds[tail], self.kinds[head])
 
     def bridge_candidates(
         self, vertices: Sequence[int], devices: Sequence[int]
     ) -> Iterator[tuple[dict[int, int], tuple[int, ...]]]:
-        """Yield the split that each class of alike bridges makes, with one bridge's smaller side."""
+        """Yield the split that each class of alike bridges makes, and one bridge's smaller side."""
         bridges = self._bridges(vertices, devices)
-        classes: dict[object, list[Bridge]] = defaultdict(list)
-        for bridge in bridges:
-            ends = sorted(self.colours[v] for v in bridge.ends)
-            classes[*ends, len(bridge.side)].append(bridge)
-        if len(classes) > _CLASSES:
-            classes.clear()
-            for bridge in bridges:
-                ends_kinds = sorted(self.kinds[v] for v in bridge.ends)
-                classes[*ends_kinds, len(bridge.side)].append(bridge)
+        looks = [sorted(self.colours[v] for v in bridge.ends) for bridge in bridges]
+        if len({tuple(look) for look in looks}) > _CLASSES:
+            kinds = sorted(set(self.kinds))
+            looks = [sorted(kinds.index(self.kinds[v]) for v in b.ends) for b in bridges]
+        classes: dict[tuple[int, ...], list[Bridge]] = defaultdict(list)
+        for bridge, look in zip(bridges, looks, strict=True):
+            key = (*look, len(bridge.side))
+            classes[key].append(bridge)
         members = set(vertices)
         for alike in classes.values():
             gone = {bridge.ends for bridge in alike}
@@ -250,17 +271,26 @@ class DomainGraph:
             frontier = list(reached)
         return owner
 
-    def boundary_kinds(self, inside: Collection[int]) -> Counter[str]:
-        """Return the bandwidth per kind of the links that leave a set with its own switches."""
-        labels = dict.fromkeys(range(self.devices), 0) | dict.fromkeys(inside, 1)
+    def boundary_kinds(self, labels: dict[int, int]) -> Counter[str]:
+        """Return the bandwidth per kind of the links that leave the parts of a split.
+
+        A part has its devices and the switches nearest to them alone; `labels` numbers the parts.
+        """
         owner = self._owners(labels, range(self.size))
         kinds: Counter[str] = Counter()
-        for vertex, label in owner.items():
-            if label == 1:
-                for near, bundle in self.bundles[vertex].items():
-                    if owner.get(near) != 1:
-                        kinds.update({min(bundle.kinds): round(self.arcs[vertex, near])})
+        for (tail, head), rate in self.arcs.items():
+            label = owner.get(tail, -1)
+            if label >= 0 and owner.get(head) != label:
+                kinds[min(self.bundles[tail][head].kinds)] += round(rate)
         return kinds
+
+
+def _is_no_link(kind: str, _tail: int, _head: int, bundle: Bundle) -> bool:
+    return bundle.kinds != {kind}
+
+
+def _is_above(rate: float, _tail: int, _head: int, bundle: Bundle) -> bool:
+    return bundle.rate > rate
 
 
 def _bridge_list(

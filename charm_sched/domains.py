@@ -1,24 +1,24 @@
 """The hierarchy of domains, found from what sets of devices can exchange.
 
-What counts is the **exchange** of a set of devices with the others around it: the maximum flow from all
-of them at once to all the others, per device of the smaller side. (Per smaller side, since three devices
-can take no more than their own share from a hundred.) A machine is split where this is least:
+What counts is the **exchange** of a set of devices with the others around it: the maximum flow from
+all of them at once to all the others, per device of the smaller side. (Per smaller side, since
+three devices can take no more than their own share from a hundred.)
 
-1. Candidates are what falls apart when a class of alike bridges (links whose loss disconnects), all
-   links of one kind, all links up to some bandwidth, or all switches of one kind are taken away; and,
-   last, the single devices.
-2. The candidate with the least exchange, refined by all that are within `FACTOR` of it, gives the parts.
-   So a tier is made only where the exchange differs clearly: pairs of GPUs that share a NIC but have NVLink
-   for themselves are no tier, as a pair is hardly poorer than its members.
-3. Each part is split again in the same way. A part that exchanges inside, at its own split, less than
-   `FACTOR` times what the split around it does is no domain of its own; its parts take its place.
+1. Candidates are the splits that appear when a class of alike bridges (links whose loss
+   disconnects), all links of one kind, all links up to some bandwidth, or all switches of one kind
+   are taken away; and the split into single devices. The one with the least exchange is taken.
+2. Each part is split again in the same way. A part whose own split exchanges less than `FACTOR`
+   times what is exchanged around it is no domain; its parts take its place, and are compared
+   with the same surroundings. So pairs of GPUs that share a NIC but have NVLink for themselves are
+   no tier, as a pair is hardly poorer than its members.
 
 A part keeps the switches whose nearest devices all lie in it. Splits of parts that look alike
-(`charm_sched.domain_graph`, colour refinement) are measured once.
+(`DomainGraph.look`) are measured once.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,8 +31,8 @@ from charm_sched.topology import Domain, Topology
 FACTOR = 1.2
 """How much richer the exchange inside a domain must be than the exchange around it.
 
-Two thirds of a tier's rate and less are common (oversubscription 2:1, NVLink against a NIC: 3 and more);
-differences below a fifth are within what measured bandwidths of one class of link scatter.
+Two thirds of a tier's rate and less are common (oversubscription 2:1, NVLink against a NIC: 3 and
+more); differences below a fifth are within what measured bandwidths of one class of link scatter.
 """
 
 _SAMPLE = 16  # parts measured of a split whose parts all differ
@@ -45,7 +45,6 @@ class Tree:
     name: str
     devices: tuple[int, ...]
     children: tuple[Tree | int, ...]
-    exchange: float = 0.0
 
     def depth(self) -> int:
         """Return the number of tiers below and including this one."""
@@ -54,49 +53,40 @@ class Tree:
 
 def find_tree(graph: DomainGraph, name: str) -> Tree:
     """Return the hierarchy found from the graph."""
-    return _split(graph, graph.whole(), name)
+    children = _split(graph, graph.whole(), 0.0)
+    whole = tuple(range(graph.devices))
+    only = children[0]
+    return Tree(name, whole, only.children if isinstance(only, Tree) else (only,))
 
 
-def _split(graph: DomainGraph, vertices: Sequence[int], name: str) -> Tree:
-    """Split the vertices of a part, and its parts in turn."""
+def _split(graph: DomainGraph, vertices: Sequence[int], around: float) -> list[Tree | int]:
+    """Return a part as one domain, or what takes its place where it exchanges as `around` it."""
     devices = sorted(v for v in vertices if v < graph.devices)
-    if len(devices) < 3:
-        return Tree(name, tuple(devices), tuple(devices), graph.exchange(devices[:1], devices))
-    labels, exchange = _best_parts(graph, vertices, devices)
-    children: list[Tree | int] = []
-    for members in graph.parts(vertices, labels):
-        inside = [v for v in members if v < graph.devices]
-        if len(inside) == 1:
-            children.append(inside[0])
-            continue
-        child = _split(graph, members, "")
-        if child.exchange < FACTOR * exchange:
-            children.extend(child.children)
-        else:
-            children.append(child)
+    if len(devices) == 1:
+        return [devices[0]]
+    labels, exchange = _poorest_split(graph, vertices, devices)
+    rich = exchange >= FACTOR * around
+    children = [
+        child
+        for members in graph.parts(vertices, labels)
+        for child in _split(graph, members, exchange if rich else around)
+    ]
     children.sort(key=lambda c: c.devices[0] if isinstance(c, Tree) else c)
-    return Tree(name, tuple(devices), tuple(children), exchange)
+    return [Tree("", tuple(devices), tuple(children))] if rich else children
 
 
-def _best_parts(
+def _poorest_split(
     graph: DomainGraph, vertices: Sequence[int], devices: Sequence[int]
 ) -> tuple[dict[int, int], float]:
-    """Return the part number of each device, and the exchange of the split."""
+    """Return the split with the least exchange, as the part number of each device, and that."""
     single = {device: i for i, device in enumerate(devices)}
     measured = [
-        (_exchange(graph, labels, devices), labels)
+        (labels, _exchange(graph, labels, devices))
         for labels in (single, *graph.candidates(vertices, devices))
     ]
     for labels, side in graph.bridge_candidates(vertices, devices):
-        measured.append((graph.exchange(side, devices), labels))
-    least = min(exchange for exchange, _ in measured)
-    near = [labels for exchange, labels in measured if exchange <= FACTOR * least]
-    numbers: dict[tuple[int, ...], int] = {}
-    refined = {
-        device: numbers.setdefault(tuple(labels[device] for labels in near), len(numbers))
-        for device in devices
-    }
-    return refined, least
+        measured.append((labels, graph.exchange(side, devices)))
+    return min(measured, key=lambda pair: pair[1])
 
 
 def _exchange(graph: DomainGraph, labels: Mapping[int, int], devices: Sequence[int]) -> float:
@@ -132,6 +122,7 @@ class Hierarchy:
     tiers: tuple[str, ...]
     _parents: dict[int, list[Tree]] = field(default_factory=dict)
     _bandwidths: dict[tuple[tuple[str, ...], tuple[str, ...]], float] = field(default_factory=dict)
+    _prefixes: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     def of(cls, topology: Topology) -> Hierarchy:
@@ -151,11 +142,15 @@ class Hierarchy:
             tiers = _default_tiers(graph, tree, depth)
         elif len(tiers) != depth:
             raise TopologyError(
-                f"{topology.where}: tiers: expected {depth} names, the depth of the hierarchy "
-                f"({_shape(tree)}), found {len(tiers)} "
+                f"{topology.where}: tiers: expected {depth} (the depth of the hierarchy: "
+                f"{_shape(tree)}), found {len(tiers)} "
                 "(change tiers, or give the hierarchy under domains)"
             )
-        return cls(topology, graph, tree, tiers)
+        hierarchy = cls(topology, graph, tree, tiers)
+        for name in topology.device_names:
+            segments = name.split("/")
+            hierarchy._prefixes.update("/".join(segments[:i]) for i in range(1, len(segments)))
+        return hierarchy
 
     def restricted(self, devices: Sequence[str] | None) -> Domain:
         """Return the tree of `devices`, in their order."""
@@ -193,7 +188,7 @@ class Hierarchy:
         children.sort(key=lambda child: min(order[index(name)] for name in child.devices))
         inside = sorted((i for i in tree.devices if i in order), key=order.__getitem__)
         return Domain(
-            name=tree.name or _common_name([names[i] for i in tree.devices], scope),
+            name=tree.name or _common_name([names[i] for i in tree.devices], self._prefixes),
             tier=self.tiers[depth],
             devices=tuple(names[i] for i in inside),
             children=tuple(children),
@@ -275,16 +270,16 @@ def _default_tiers(graph: DomainGraph, tree: Tree, depth: int) -> tuple[str, ...
     """Name each tier by the kind of link that most of the bandwidth out of its domains is of."""
     if depth == 0:
         return ()
-    weights: list[Counter[str]] = [Counter() for _ in range(depth)]
-    frontier = [tree]
-    for level in range(depth):
-        below: list[Tree] = []
-        for parent in frontier:
-            for child in parent.children:
-                inside = child.devices if isinstance(child, Tree) else (child,)
-                weights[level].update(graph.boundary_kinds(inside))
-                below += [child] if isinstance(child, Tree) else []
-        frontier = below
+    weights: list[Counter[str]] = []
+    frontier: list[Tree | int] = [tree]
+    for _ in range(depth):
+        frontier = [child for part in frontier if isinstance(part, Tree) for child in part.children]
+        labels = {
+            device: label
+            for label, part in enumerate(frontier)
+            for device in (part.devices if isinstance(part, Tree) else (part,))
+        }
+        weights.append(graph.boundary_kinds(labels))
     tiers: list[str] = []
     for level, weight in enumerate(weights):
         best = max(weight, key=lambda kind: (weight[kind], kind)) if weight else f"tier{level}"
@@ -307,15 +302,11 @@ def _shape(tree: Tree) -> str:
     return ", ".join(words) + (f"; inside: {_shape(inner)}" if inner else "")
 
 
-def _common_name(names: Sequence[str], scope: Sequence[str]) -> str:
-    """Name a domain by the segments its devices share, or by its first and last device."""
-    segments = [name.split("/") for name in names]
-    shared: list[str] = []
-    for column in zip(*segments, strict=False):
-        if len(set(column)) > 1:
-            break
-        shared.append(column[0])
-    prefix = "/".join(shared)
-    if prefix and sum(name.startswith(f"{prefix}/") for name in scope) <= len(names):
+def _common_name(names: Sequence[str], prefixes: Mapping[str, int]) -> str:
+    """Name a domain by the path that its devices alone share, or by its first and last device."""
+    first, last = names[0].split("/"), names[-1].split("/")
+    shared = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
+    prefix = "/".join(segment for segment, _ in shared)
+    if prefix and prefixes[prefix] == sum(name.startswith(f"{prefix}/") for name in names):
         return prefix
-    return f"{names[0]}..{names[-1].rsplit('/', 1)[-1]}"
+    return f"{names[0]}..{names[-1].rpartition('/')[2]}"

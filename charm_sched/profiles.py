@@ -1,7 +1,7 @@
 """How fast a device computes: peaks, sustained attention rates, and what of it is assumed.
 
-A sustained rate counts the FLOPs that the mask leaves (a causal kernel does about half the work of a
-full one), so that time is FLOPs / rate + overhead.
+A sustained rate counts the FLOPs that the mask leaves (a causal kernel does about half the work of
+a full one), so that time is FLOPs / rate + overhead.
 """
 
 from __future__ import annotations
@@ -17,16 +17,27 @@ DIRECTIONS = ("forward", "backward")
 DTYPES = ("bf16", "fp16", "fp32", "fp64")
 
 
+_PART = re.compile(
+    r"(?:^|; )(bandwidth|reverse|latency|flow_cap|memory|port|rate|peak(?:\.[a-z0-9]+)?|efficiency|"
+    r"overhead|memory_bandwidth): "
+)
+
+
 def source_of(source: str, key: str) -> str:
     """Return what a source text says about one number: the part after "key: ", or all of it.
 
+    A text per number that leaves `key` out says nothing about it; "peak" stands for every peak.
+
     >>> source_of("bandwidth: datasheet; latency: a guess", "latency")
     'a guess'
+    >>> source_of("datasheet", "latency")
+    'datasheet'
     """
-    for part in re.split(r"; (?=[a-z_]+(?:\.[a-z0-9]+)?: )", source):
-        if part.startswith(f"{key}: "):
-            return part.removeprefix(f"{key}: ")
-    return source
+    first, *rest = _PART.split(source)
+    if not rest:
+        return first
+    parts = dict(zip(rest[::2], rest[1::2], strict=True))
+    return parts.get(key) or parts.get(key.partition(".")[0]) or first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +81,8 @@ class ComputeProfile:
     ) -> tuple[float, str | None]:
         """Return the sustained FLOP/s of an attention kernel, and a note if it had to be assumed.
 
-        An exact entry is taken as it stands; else the entry of the nearest head dimension of the same
-        direction and mask (the smaller of two equally near ones); else peak times efficiency.
+        An exact entry is taken as it stands; else the entry of the nearest head dimension of the
+        same direction and mask (the smaller of two equally near ones); else peak times efficiency.
 
         Raises:
             TopologyError: the profile knows neither a rate nor a peak for `dtype`.
@@ -112,9 +123,10 @@ class ComputeProfile:
         for entry in self.rates:
             if entry.assumed:
                 mask = "causal" if entry.causal else "full"
+                rate = units.format_rate(entry.flops_per_second)
                 found.append(
-                    f"{self.name}: {entry.direction} rate {units.format_rate(entry.flops_per_second)} "
-                    f"({mask}, head dimension {entry.head_dim}, {', '.join(entry.dtypes)}) is assumed"
+                    f"{self.name}: {entry.direction} rate {rate} for head dimension "
+                    f"{entry.head_dim} ({mask}, {', '.join(entry.dtypes)}) is assumed"
                     + (f" ({entry.source})" if entry.source else "")
                 )
         return tuple(found)

@@ -1,10 +1,11 @@
 """Static routes: fewest hops, then the widest bottleneck, equal paths dealt out evenly.
 
-A breadth-first search per source, run no further than the destination asks for, gives hop counts and the
-widest bottleneck of every shortest path. The path is then walked backwards from the destination. Where
-several predecessors are equally good, the half of the path near the destination chooses by the
-destination's rank among the devices equally far below the switch (which sends any shift of ranks over
-disjoint links, as destination-based routing does in fat trees), the half near the source by the source's.
+A breadth-first search per source, run no further than the destination asks for, gives hop counts
+and the widest bottleneck of every shortest path. The path is then walked backwards from the
+destination. Where several predecessors are equally good, the half of the path near the destination
+chooses by the destination's rank among the devices equally far below the switch (which sends any
+shift of ranks over disjoint links, as destination-based routing does in fat trees), the half near
+the source by the source's.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from charm_sched.topology import Route, Topology
 
 _SEARCH_BYTES = 64 * 2**20  # kept breadth-first searches
 _ROUTES = 1 << 17  # kept routes
+_BUSY = 16  # links of a vertex from which on its options are kept
 _FAR = 0  # hop count of what is not reached yet; the source itself has 1
 
 
@@ -30,11 +32,13 @@ class _Search:
         hops: hops from the source, plus one; 0 where not reached yet.
         width: the widest bottleneck over the shortest paths, for one flow.
         frontier: vertices of the last level reached.
+        options: what may come before a vertex with many links, for a bottleneck: (link, vertex).
     """
 
     hops: array[int]
     width: array[float]
     frontier: list[int] = field(default_factory=list)
+    options: dict[tuple[int, float], list[tuple[int, int]]] = field(default_factory=dict)
 
 
 class Router:
@@ -43,7 +47,7 @@ class Router:
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
         self._devices = len(topology.devices)
-        names = [part.name for part in (*topology.devices, *topology.switches)]
+        names = topology.part_names
         index = {name: i for i, name in enumerate(names)}
         self._out: list[list[tuple[int, int, float]]] = [[] for _ in names]
         self._into: list[list[tuple[int, int, float]]] = [[] for _ in names]
@@ -92,11 +96,17 @@ class Router:
         at, dealt = dst, [1, 1]  # what earlier choices near the destination, the source, divided by
         while at != src:
             left = hops[at] - 1
-            options = [
-                (link, before)
-                for before, link, wide in self._into[at]
-                if hops[before] == left and min(width[before], wide) >= bottleneck
-            ]
+            options = search.options.get((at, bottleneck))
+            if options is None:
+                options = [
+                    (link, before)
+                    for before, link, wide in self._into[at]
+                    if hops[before] == left
+                    and (before >= self._devices or before == src)
+                    and min(wide, width[before]) >= bottleneck
+                ]
+                if len(self._into[at]) > _BUSY:
+                    search.options[at, bottleneck] = options
             link, before = options[0]
             if len(options) > 1:
                 near_source = 2 * (length - left) >= length
@@ -109,7 +119,7 @@ class Router:
         return links[::-1]
 
     def _rank(self, at: int, end: int, distance: int) -> int:
-        """Return the position of device `end` among the devices `distance` hops from vertex `at`."""
+        """Return the place of device `end` among the devices `distance` hops from vertex `at`."""
         ranks = self._below.get((at, distance))
         if ranks is None:
             seen, frontier = {at}, [at]
@@ -135,10 +145,11 @@ class Router:
         self._searches[src] = search
         while search.hops[dst] == _FAR:
             if not search.frontier:
+                names = self._topology.device_names
                 raise TopologyError(
                     f"{self._topology.name}: expected a route from "
-                    f'"{self._topology.device_names[src]}" to "{self._topology.device_names[dst]}", '
-                    "found none that does not cross a third device (devices never forward)"
+                    f'"{names[src]}" to "{names[dst]}", found none that '
+                    "does not cross a third device (devices never forward)"
                 )
             self._expand(search, src)
         return search

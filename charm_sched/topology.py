@@ -1,9 +1,9 @@
 """The machine as a graph: devices, switches and links; what flows compete for; domains and tiers.
 
-A `Topology` is a directed multigraph. Each link of a file becomes two `Link`s, one per direction. What
-flows compete for is a `Capacity`: a directed link, a half-duplex pair, or what a device's port takes in
-or gives out. Devices end routes and never forward. The hierarchy of `Domain`s is found from what sets of
-devices can exchange with the rest (`charm_sched.domains`), or given by the file.
+A `Topology` is a directed multigraph. Each link of a file becomes two `Link`s, one per direction.
+What flows compete for is a `Capacity`: a directed link, a half-duplex pair, or what a device's port
+takes in or gives out. Devices end routes and never forward. The hierarchy of `Domain`s is found
+from what sets of devices can exchange with the rest (`charm_sched.domains`), or given by the file.
 
 >>> topo = load_topology("dual_node_nvlink")
 >>> topo.tiers, len(topo.devices)
@@ -47,7 +47,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switch:
-    """Anything that forwards: "nvswitch", "pcie_switch", "root_complex", "nic", "leaf", "spine" ..."""
+    """What forwards: "nvswitch", "pcie_switch", "root_complex", "nic", "leaf", "spine" ..."""
 
     name: str
     kind: str
@@ -111,8 +111,8 @@ class Route:
 class Domain:
     """A set of devices that exchange faster among each other than with the rest.
 
-    `tier` names the exchange between the children; a leaf is one device and has neither. `scope` holds
-    all devices of the tree this domain is part of: what lies outside the domain.
+    `tier` names the exchange between the children; a leaf is one device and has neither. `scope`
+    holds all devices of the tree this domain is part of: what lies outside the domain.
     """
 
     name: str
@@ -129,7 +129,8 @@ class Topology:
     Attributes:
         extra_assumptions: sentences the file itself adds to those about its numbers.
         tier_names: outermost first, as the file names them; None to have them named.
-        domain_override: the hierarchy as the file gives it (nested name, devices, domains); None to find it.
+        domain_override: the hierarchy as the file gives it (nested name, devices, domains); None to
+        find it.
     """
 
     name: str
@@ -148,6 +149,11 @@ class Topology:
     def device_names(self) -> tuple[str, ...]:
         """The names of the devices in file order; rank i is device i unless devices are chosen."""
         return tuple(device.name for device in self.devices)
+
+    @functools.cached_property
+    def part_names(self) -> tuple[str, ...]:
+        """The names of all parts of the graph, devices first, then switches."""
+        return (*self.device_names, *(switch.name for switch in self.switches))
 
     @functools.cached_property
     def tiers(self) -> tuple[str, ...]:
@@ -174,8 +180,10 @@ class Topology:
         import networkx
 
         graph: networkx.MultiDiGraph[str] = networkx.MultiDiGraph(name=self.name)
-        for part in (*self.devices, *self.switches):
-            graph.add_node(part.name, part=part)
+        for device in self.devices:
+            graph.add_node(device.name, part=device)
+        for switch in self.switches:
+            graph.add_node(switch.name, part=switch)
         for link in self.links:
             graph.add_edge(link.src, link.dst, key=link.index, link=link)
         return graph
@@ -220,8 +228,9 @@ class Topology:
     def route(self, src: str, dst: str) -> Route:
         """Return the static route between two devices.
 
-        Fewest hops, then the widest bottleneck for one flow; several equally good paths are dealt out
-        evenly over the pairs. Devices never forward. From a device to itself nothing is crossed.
+        Fewest hops, then the widest bottleneck for one flow; several equally good paths are dealt
+        out evenly over the pairs. Devices never forward. From a device to itself nothing is
+        crossed.
 
         Raises:
             TopologyError: an unknown device, or no way that does not cross a third device.
@@ -234,19 +243,21 @@ class Topology:
         Order follows `devices`. Domains left empty or with a single child are collapsed away.
 
         Raises:
-            TopologyError: an unknown device, one named twice, none at all, or a number of tier names
+            TopologyError: an unknown device, one named twice, none at all, or a number of tier
+            names
                 that is not the depth of the hierarchy.
         """
         return self._hierarchy.restricted(devices)
 
     def tier_of(self, a: str, b: str) -> str:
-        """Return the tier whose exchange joins two different devices: of the lowest domain with both."""
+        """Return the tier whose exchange joins two devices: that of the lowest domain with both."""
         return self._hierarchy.tier_of(self.device_index(a), self.device_index(b))
 
     def domain_bandwidth(self, domain: Domain) -> float:
         """Return the bytes per second that can leave a domain, all its devices sending at once.
 
-        The minimum cut towards the other devices of the tree the domain is part of; 0 if there are none.
+        The minimum cut towards the other devices of the tree the domain is part of; 0 if there are
+        none.
         """
         return self._hierarchy.bandwidth(domain)
 
@@ -258,11 +269,15 @@ class Topology:
         """
         return self._hierarchy.select(ranks)
 
-    def to_document(self) -> dict[str, Any]:
-        """Return the explicit document (no templates, no ranges), made of JSON values."""
+    def to_document(self, *, domains: bool = False) -> dict[str, Any]:
+        """Return the explicit document (no templates, no ranges), made of JSON values.
+
+        With `domains` the hierarchy is spelled out even where it was found from the graph, so that
+        it stays as it is when the document is changed (a slower link, one link less).
+        """
         from charm_sched.topology_document import to_document
 
-        return to_document(self)
+        return to_document(self, domains=domains)
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any], where: str = "topology") -> Topology:

@@ -35,20 +35,22 @@ def build(document: Document) -> Topology:
     """Return the topology of a document.
 
     Raises:
-        TopologyError: a duplicate name, a dangling link, ends that do not pair up, too many parts, a
+        TopologyError: a duplicate name, a dangling link, ends that do not pair up, too many parts,
+        a
             template inside itself, no device, an unreachable device, or a wrong domain override.
     """
     flat = _Expander(document.templates).flatten(document.body, ())
     if not flat.devices:
         document.cursor.fail("at least one device", "none", "add devices: or parts:")
     links = _links(flat)
+    devices = _devices(flat, links, document.profiles)
     topology = Topology(
         name=document.name,
         description=document.description,
-        devices=_devices(flat, links, document.profiles),
+        devices=devices,
         switches=tuple(Switch(name=name, kind=spec.kind) for name, spec in flat.switches),
         links=links,
-        **_capacities(flat, links, document.profiles),
+        **_capacities(devices, links),
         tier_names=document.tiers,
         domain_override=_override(document, [name for name, _ in flat.devices]),
         extra_assumptions=document.assumptions,
@@ -196,9 +198,7 @@ def _devices(
     )
 
 
-def _capacities(
-    flat: Flat, links: tuple[Link, ...], profiles: Mapping[str, ComputeProfile]
-) -> dict[str, Any]:
+def _capacities(devices: tuple[Device, ...], links: tuple[Link, ...]) -> dict[str, Any]:
     """List the capacities: links first, one for a shared pair, then two per device."""
     capacities: list[Capacity] = []
     of_link: list[int] = []
@@ -214,11 +214,11 @@ def _capacities(
             name = f"{name} #{seen[name]}"
         of_link.append(len(capacities))
         capacities.append(Capacity(name=name, kind=link.kind, bandwidth=link.bandwidth))
-    for device in _devices(flat, links, profiles):
-        for way in ("out", "in"):
-            capacities.append(
-                Capacity(name=f"{device.name} {way}", kind="port", bandwidth=device.port)
-            )
+    capacities += [
+        Capacity(name=f"{device.name} {way}", kind="port", bandwidth=device.port)
+        for device in devices
+        for way in ("out", "in")
+    ]
     return {"capacities": tuple(capacities), "link_capacity": tuple(of_link)}
 
 

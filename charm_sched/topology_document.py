@@ -10,12 +10,12 @@ from typing import Any
 
 from charm_sched import units
 from charm_sched.profiles import ComputeProfile, source_of
-from charm_sched.topology import Device, Link, Topology
+from charm_sched.topology import Device, Domain, Link, Topology
 from charm_sched.topology_build import natural_ports
 from charm_sched.topology_spec import SCHEMA, VERSION
 
 
-def to_document(topology: Topology) -> dict[str, Any]:
+def to_document(topology: Topology, *, domains: bool = False) -> dict[str, Any]:
     """Return the explicit document: every name spelled out, the commonest values under `kinds`."""
     pairs = list(zip(topology.links[::2], topology.links[1::2], strict=True))
     values = [(a.kind, _link_values(a, b)) for a, b in pairs]
@@ -23,8 +23,8 @@ def to_document(topology: Topology) -> dict[str, Any]:
     document: dict[str, Any] = {"schema": SCHEMA, "version": VERSION, "name": topology.name}
     if topology.description:
         document["description"] = topology.description
-    if topology.tier_names is not None:
-        document["tiers"] = list(topology.tier_names)
+    if domains or topology.tier_names is not None:
+        document["tiers"] = list(topology.tiers)
     profiles = {d.compute.name: d.compute for d in topology.devices}
     document["profiles"] = {name: _profile(profile) for name, profile in profiles.items()}
     document["kinds"] = kinds
@@ -37,9 +37,24 @@ def to_document(topology: Topology) -> dict[str, Any]:
     ]
     if topology.domain_override is not None:
         document["domains"] = [dict(domain) for domain in topology.domain_override]
+    elif domains:
+        document["domains"] = [_domain(child) for child in topology.domains().children]
     if topology.extra_assumptions:
         document["assumptions"] = list(topology.extra_assumptions)
     return document
+
+
+def _domain(domain: Domain) -> dict[str, Any]:
+    """Return a domain as an override writes it; single devices come before inner domains."""
+    if not domain.children:
+        return {"name": domain.name, "devices": [domain.name]}
+    single = [child.name for child in domain.children if not child.children]
+    inner = [_domain(child) for child in domain.children if child.children]
+    return {
+        "name": domain.name,
+        **({"devices": single} if single else {}),
+        **({"domains": inner} if inner else {}),
+    }
 
 
 def _commonest(values: list[tuple[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
@@ -143,7 +158,7 @@ def _physical_profile(profile: ComputeProfile) -> list[Any]:
 
 
 def assumptions(topology: Topology) -> tuple[str, ...]:
-    """Return a sentence per assumed number: links of one kind and value, and devices, taken together."""
+    """Return a sentence per assumed number, alike links and alike devices taken together."""
     sentences = dict.fromkeys(
         sentence
         for profile in {id(d.compute): d.compute for d in topology.devices}.values()

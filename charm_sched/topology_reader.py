@@ -1,7 +1,7 @@
 """A strict cursor over a document: every mismatch is one TopologyError that says where and what.
 
-Nothing is ignored and nothing guessed: an unknown key, a number without its unit, a YAML 1.1 trap or a
-value out of range is refused with the line, the path, what was expected and what was found.
+Nothing is ignored and nothing guessed: an unknown key, a number without its unit, a YAML 1.1 trap
+or a value out of range is refused with the line, the path, what was expected and what was found.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Cursor:
         )
 
     def mapping(self, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Cursor]:
-        """Return the entries of a mapping that has all of `required` and nothing beyond `optional`."""
+        """Return the entries of a mapping with all of `required` and nothing beyond `optional`."""
         entries = self.entries()
         known = (*required, *optional)
         for key, entry in entries.items():
@@ -84,7 +84,7 @@ class Cursor:
         return value
 
     def name(self, noun: str) -> str:
-        """Return a name: letters, digits and _ - + : . / (segments), starting with a letter or digit."""
+        """Return a name of letters, digits and _ - + : . /, beginning with a letter or digit."""
         value = self.text(noun)
         if _NAME.fullmatch(value) is None:
             self.fail(f"{noun} of letters, digits and _ - + : . /", f'"{shorten(value)}"')
@@ -119,12 +119,10 @@ class Cursor:
 
     def fraction(self, noun: str) -> float:
         """Return a number above 0 and not above 1."""
-        value = self.node.value
-        if isinstance(value, str) and self.node.tag in ("a number", "an integer"):
-            plain = re.fullmatch(r"0?\.[0-9]+|1(?:\.0+)?", value, re.ASCII)
-            if plain and 0 < float(value) <= 1:
-                return float(value)
-        self.fail(f"{noun}: a number above 0 and at most 1")
+        value = str(self.node.value) if self.node.tag in ("a number", "an integer") else ""
+        if re.fullmatch(r"0?\.[0-9]+|1(?:\.0+)?", value, re.ASCII) is None or not float(value):
+            self.fail(f"{noun}: a number above 0 and at most 1")
+        return float(value)
 
     def bandwidth(self) -> float:
         """Return bytes per second, above zero."""

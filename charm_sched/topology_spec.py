@@ -1,7 +1,8 @@
 """The topology document, section by section, read strictly into plain records.
 
 Here is what each key means; `topology_build` turns the records into a graph. Names may hold ranges:
-`gpu0..7` stands for gpu0 to gpu7, `node000..127/nic0..7` for 1,024 names, the last range turning fastest.
+`gpu0..7` stands for gpu0 to gpu7, `node000..127/nic0..7` for 1,024 names, the last range turning
+fastest.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from charm_sched.profiles import DIRECTIONS, DTYPES, ComputeProfile, KernelRate
+from charm_sched.profiles import ComputeProfile
+from charm_sched.topology_profiles import read_assumed, read_profile, read_source
 from charm_sched.topology_reader import Cursor, nearest
 
 SCHEMA = "charm-sched/topology"
@@ -337,75 +339,6 @@ def _read_link(cursor: Cursor, kinds: Mapping[str, Cursor]) -> LinkSpec:
     )
 
 
-def read_assumed(entries: Mapping[str, Cursor], numbers: tuple[str, ...]) -> tuple[str, ...]:
-    """Read `assumed`: true for every number given beside it, or the list of those that are."""
-    if "assumed" not in entries:
-        return ()
-    cursor = entries["assumed"]
-    given = tuple(key for key in numbers if key in entries)
-    if not isinstance(cursor.node.value, list):
-        return given if cursor.flag() else ()
-    named = tuple(
-        item.choice(numbers, "a number of this entry") for item in cursor.sequence("keys")
-    )
-    return tuple(key for key in numbers if key in named)
-
-
-def read_source(entries: Mapping[str, Cursor], numbers: tuple[str, ...]) -> str:
-    """Read `source`: one text for all numbers, or a text per number; returns one text."""
-    if "source" not in entries:
-        return ""
-    cursor = entries["source"]
-    if not isinstance(cursor.node.value, dict):
-        return cursor.text("a source: a text, or a mapping from number to text")
-    texts = {key: value.text("a source") for key, value in cursor.mapping((), numbers).items()}
-    return "; ".join(f"{key}: {text}" for key, text in texts.items())
-
-
-PROFILE_REQUIRED = ("peak", "efficiency", "overhead", "memory_bandwidth")
-RATE_REQUIRED = ("direction", "head_dim", "causal", "dtypes", "rate")
-
-
-def read_profile(name: str, cursor: Cursor) -> ComputeProfile:
-    """Read one compute profile."""
-    entries = cursor.mapping(PROFILE_REQUIRED, ("rates", "assumed", "source"))
-    peaks = entries["peak"].mapping((), DTYPES)
-    if not peaks:
-        entries["peak"].fail("a peak for at least one dtype", hint="e.g. bf16: 312 TFLOP/s")
-    numbers = (*(f"peak.{dtype}" for dtype in DTYPES), *PROFILE_REQUIRED)
-    flat = {**entries, **{f"peak.{dtype}": value for dtype, value in peaks.items()}}
-    assumed = set(read_assumed(flat, numbers)) | {"efficiency"}
-    if "peak" in assumed:
-        assumed |= {f"peak.{dtype}" for dtype in peaks}
-    rates = entries["rates"].sequence("kernel rates") if "rates" in entries else []
-    return ComputeProfile(
-        name=name,
-        peak={dtype: peaks[dtype].rate() for dtype in DTYPES if dtype in peaks},
-        rates=tuple(_read_rate(item) for item in rates),
-        efficiency=entries["efficiency"].fraction("the part of the peak that is sustained"),
-        overhead=entries["overhead"].seconds(),
-        memory_bandwidth=entries["memory_bandwidth"].bandwidth(),
-        assumed=tuple(key for key in numbers if key in assumed and key in flat and key != "peak"),
-        source=read_source(entries, numbers),
-    )
-
-
-def _read_rate(cursor: Cursor) -> KernelRate:
-    entries = cursor.mapping(RATE_REQUIRED, ("assumed", "source"))
-    dtypes = [item.choice(DTYPES, "a dtype") for item in entries["dtypes"].sequence("dtypes")]
-    if not dtypes or len(set(dtypes)) < len(dtypes):
-        entries["dtypes"].fail("at least one dtype, each once")
-    return KernelRate(
-        direction=entries["direction"].choice(DIRECTIONS, "a direction"),
-        head_dim=entries["head_dim"].integer("a head dimension", most=4096),
-        causal=entries["causal"].flag(),
-        dtypes=tuple(dtypes),
-        flops_per_second=entries["rate"].rate(),
-        assumed=bool(read_assumed(entries, ("rate",))),
-        source=read_source(entries, ("rate",)),
-    )
-
-
 def read_domain(cursor: Cursor) -> DomainSpec:
     """Read one domain of the override: devices, further domains, or both."""
     entries = cursor.mapping(("name",), ("devices", "domains"))
@@ -413,7 +346,7 @@ def read_domain(cursor: Cursor) -> DomainSpec:
         cursor.fail('the key "devices" or "domains"', "none")
     return DomainSpec(
         cursor=cursor,
-        name=entries["name"].name("a domain name"),
+        name=entries["name"].text("a domain name"),
         devices=tuple(
             read_pattern(item, "a device name")
             for item in entries["devices"].sequence("device names")

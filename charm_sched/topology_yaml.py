@@ -1,9 +1,9 @@
-"""YAML text (or plain JSON values) to a tree of nodes that know their line; nothing is ever constructed.
+"""YAML text, or plain JSON values, to a tree of nodes that know their line.
 
 The tree is built from parser events by one loop without recursion, so that nesting depth, duplicate
-keys and exploding aliases are refused on the way, before anything is built from them. Scalars keep their
-text and the tag YAML 1.1 would give them: `on`, `010` and `12:30:00` are recognised as traps later,
-where it is known what was expected.
+keys and exploding aliases are refused on the way, before anything is built from them. Scalars keep
+their text and the tag YAML 1.1 would give them: `on`, `010` and `12:30:00` are recognised as traps
+later, where it is known what was expected.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _TAGS = {
 class Node:
     """One value of a document.
 
-    `value` is a dict or list of nodes, or the text of a scalar; `tag` is "mapping", "sequence" or what
-    YAML 1.1 takes the scalar for; `size` counts this node and all below it, aliases expanded.
+    `value` is a dict or list of nodes, or the text of a scalar; `tag` is "mapping", "sequence" or
+    what YAML 1.1 takes the scalar for; `size` counts this node and all below it, aliases expanded.
     """
 
     value: dict[str, Node] | list[Node] | str
@@ -119,7 +119,8 @@ def from_text(text: str, *, where: str) -> Node:
     """Return the tree of one YAML document.
 
     Raises:
-        TopologyError: not YAML, empty, several documents, duplicate keys, tags, too deep, too large.
+        TopologyError: not YAML, empty, several documents, duplicate keys, tags, too deep, too
+        large.
     """
     import yaml
 
@@ -130,6 +131,8 @@ def from_text(text: str, *, where: str) -> Node:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = error.problem or "malformed text"
+        if "nesting" in problem:  # the C parser has a limit of its own
+            _refuse_depth(where, mark.line + 1 if mark else None, "")
         raise TopologyError(
             f"{place(where, mark.line + 1 if mark else None, composer.path())}: expected YAML, "
             f"found a syntax error: {problem}"
@@ -145,7 +148,7 @@ def from_text(text: str, *, where: str) -> Node:
 
 
 def _events(text: str) -> Iterator[yaml.Event]:
-    """Parse with the C parser where PyYAML has one; neither loader ever constructs an object here."""
+    """Parse with the C parser where PyYAML has one; no loader constructs anything here."""
     import yaml
 
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -204,7 +207,7 @@ class _Composer:
         """Read one event."""
         import yaml
 
-        line = event.start_mark.line + 1
+        line = event.start_mark.line + 1 if event.start_mark else 0
         match event:
             case yaml.DocumentStartEvent():
                 self._documents += 1
@@ -247,8 +250,8 @@ class _Composer:
         tag = _tag_of(event.value) if event.implicit[0] else "text"
         self._add(Node(event.value, tag, line), event.anchor, line)
 
-    def _alias(self, anchor: str, line: int) -> None:
-        node = self._anchors.get(anchor)
+    def _alias(self, anchor: str | None, line: int) -> None:
+        node = self._anchors.get(anchor or "")
         if node is None:
             self._fail(line, "an alias of something above", f"*{anchor}")
         self._add(node, None, line)

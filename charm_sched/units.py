@@ -1,8 +1,8 @@
 """Quantities at the boundary: text with a unit outside, bytes, seconds and FLOP inside.
 
-GB is 1e9 bytes, GiB is 2**30 bytes and Gb is 1e9 bits; the factor of eight between GB/s and Gb/s is why
-a bare number is refused wherever a unit belongs. Arithmetic is decimal, so that the exact text of a
-value parses back to the very same float.
+GB is 1e9 bytes, GiB is 2**30 bytes and Gb is 1e9 bits; the factor of eight between GB/s and Gb/s is
+why a bare number is refused wherever a unit belongs. Arithmetic is decimal, so that the exact text
+of a value parses back to the very same float.
 
 >>> parse_bandwidth("400 Gb/s") == parse_bandwidth("50 GB/s") == 50e9
 True
@@ -76,7 +76,7 @@ def parse_bandwidth(text: str) -> float:
 
 
 def parse_seconds(text: str) -> float:
-    """Return the seconds that `text` states, e.g. "2 us" or "0 s"; ValueError as parse_bandwidth."""
+    """Return the seconds in `text`, e.g. "2 us" or "0 s"; ValueError as parse_bandwidth."""
     return parse(text, TIME)
 
 
@@ -86,7 +86,7 @@ def parse_rate(text: str) -> float:
 
 
 def parse_bytes(text: str) -> float:
-    """Return the bytes that `text` states, e.g. "80 GB" or "80 GiB"; ValueError as parse_bandwidth."""
+    """Return the bytes in `text`, e.g. "80 GB" or "80 GiB"; ValueError as parse_bandwidth."""
     return parse(text, SIZE)
 
 
@@ -178,16 +178,16 @@ def format_tokens(count: int) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _format(value: float, dimension: Dimension, digits: int | None) -> str:
-    smallest = dimension.shown[-1]
+    base = next(unit for unit in dimension.shown if dimension.units[unit] == 1)
     if not math.isfinite(value):
-        return f"{value} {smallest}"
+        return f"{value} {base}"
     exact = Decimal(repr(float(value)))
     if digits is not None and exact:
         exact = Decimal(f"{exact:.{digits}g}")
-    base = next(unit for unit in dimension.shown if dimension.units[unit] == 1)
     if not exact:
         return f"0 {base}"
-    unit = next((u for u in dimension.shown if abs(exact) >= dimension.units[u]), smallest)
+    unit = next((u for u in dimension.shown if abs(exact) >= dimension.units[u]), None)
+    unit = unit or dimension.shown[-1]
     return f"{_plain(exact / dimension.units[unit])} {unit}"
 
 
