@@ -63,7 +63,7 @@ def assess(
         refused=(),
         chosen={result.direction: result for result in results},
         seconds=clock.seconds,
-        assumptions=tuple(dict.fromkeys([*machine.assumptions, *notes])),
+        assumptions=tuple(dict.fromkeys([*machine.basic_assumptions, *notes])),
     )
 
 

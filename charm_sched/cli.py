@@ -142,6 +142,16 @@ def _plan_parser() -> ArgumentParser:
         help="pass to plan (default: both)",
     )
     parser.add_argument(
+        "--param",
+        metavar="NAME=VALUE",
+        dest="params",
+        type=argument(_param),
+        action="append",
+        default=[],
+        help="fix a parameter of the strategies that take it, such as pieces=2, save=true, or an "
+        "ablation: levels=false, decouple=false, remerge=false (repeatable)",
+    )
+    parser.add_argument(
         "-o",
         metavar="PLAN",
         dest="output",
@@ -161,6 +171,16 @@ def _strategies(text: str) -> tuple[str, ...]:
     if len(names) > 1 and {"auto", "all"} & set(names):
         raise ValueError(f"expected auto or all alone, found {text!r}")
     return names
+
+
+def _param(text: str) -> tuple[str, object]:
+    """Read ``name=value``; the value is true, false, a number or a word."""
+    name, equals, value = text.partition("=")
+    if not (name.isidentifier() and equals and value):
+        raise ValueError(f"expected NAME=VALUE such as pieces=2, found {text!r}")
+    if value in ("true", "false"):
+        return name, value == "true"
+    return name, int(value) if value.lstrip("-").isdecimal() else value
 
 
 def _sim_parser() -> ArgumentParser:
@@ -251,6 +271,7 @@ def _choices(args: Namespace) -> dict[str, Any]:
         "partition": args.partition or "auto",
         "ranks": args.ranks,
         "devices": args.devices,
+        "params": dict(args.params),
     }
 
 

@@ -79,7 +79,7 @@ class ComputeProfile:
     def rate(
         self, *, direction: str, head_dim: int, causal: bool, dtype: str
     ) -> tuple[float, str | None]:
-        """Return the sustained FLOP/s of an attention kernel, and a note if it had to be assumed.
+        """Return the sustained FLOP/s of an attention kernel, and a note where it is assumed.
 
         An exact entry is taken as it stands; else the entry of the nearest head dimension of the
         same direction and mask (the smaller of two equally near ones); else peak times efficiency.
@@ -95,12 +95,14 @@ class ComputeProfile:
         ]
         if entries:
             best = min(entries, key=lambda e: (abs(e.head_dim - head_dim), e.head_dim))
-            if best.head_dim == head_dim:
-                return best.flops_per_second, None
-            return best.flops_per_second, (
-                f"{self.name}: no {direction} {dtype} rate for head dimension {head_dim} ({mask}); "
-                f"the rate for {best.head_dim} is used"
-            )
+            notes = [self._sentence(best)] if best.assumed else []
+            if best.head_dim != head_dim:
+                notes.insert(
+                    0,
+                    f"{self.name}: no {direction} {dtype} rate for head dimension {head_dim} "
+                    f"({mask}); the rate for {best.head_dim} is used",
+                )
+            return best.flops_per_second, "; ".join(notes) or None
         if dtype not in self.peak:
             raise TopologyError(
                 f"compute profile {self.name}: expected a peak for {dtype}, "
@@ -111,25 +113,32 @@ class ComputeProfile:
             f"{self.efficiency:g} of the peak {units.format_rate(self.peak[dtype])} is assumed"
         )
 
-    def assumptions(self) -> tuple[str, ...]:
-        """Return one sentence for each number of this profile that is marked assumed."""
+    def assumptions(self, *, rates: bool = True) -> tuple[str, ...]:
+        """Return one sentence for each number of this profile that is marked assumed.
+
+        Without ``rates``, those that every attend rests on; `rate` notes the others where used.
+        """
         found = []
         for key in self.assumed:
+            if not rates and key not in ("overhead", "memory_bandwidth"):
+                continue
             reason = source_of(self.source, key)
             found.append(
                 f"{self.name}: {key} {self._value(key)} is assumed"
                 + (f" ({reason})" if reason else "")
             )
-        for entry in self.rates:
-            if entry.assumed:
-                mask = "causal" if entry.causal else "full"
-                rate = units.format_rate(entry.flops_per_second)
-                found.append(
-                    f"{self.name}: {entry.direction} rate {rate} for head dimension "
-                    f"{entry.head_dim} ({mask}, {', '.join(entry.dtypes)}) is assumed"
-                    + (f" ({entry.source})" if entry.source else "")
-                )
+        if rates:
+            found += [self._sentence(entry) for entry in self.rates if entry.assumed]
         return tuple(found)
+
+    def _sentence(self, entry: KernelRate) -> str:
+        mask = "causal" if entry.causal else "full"
+        rate = units.format_rate(entry.flops_per_second)
+        return (
+            f"{self.name}: {entry.direction} rate {rate} for head dimension "
+            f"{entry.head_dim} ({mask}, {', '.join(entry.dtypes)}) is assumed"
+            + (f" ({entry.source})" if entry.source else "")
+        )
 
     def _value(self, key: str) -> str:
         if key.startswith("peak."):

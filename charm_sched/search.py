@@ -12,14 +12,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from charm_sched.builder import Builder
 from charm_sched.errors import CharmSchedError, StrategyError, WorkloadError
 from charm_sched.items import Item
 from charm_sched.partition import PARTITIONS, Partition
 from charm_sched.planners import PLANNERS
-from charm_sched.planners.external import is_external, load_external
 from charm_sched.plans import DIRECTIONS, Plan, Schedule
 from charm_sched.results import Comparison, Refusal, Result
+from charm_sched.strategies import build, check_params, load_strategy, residents, variants_of
 
 if TYPE_CHECKING:
     from charm_sched.planners.external import Planner
@@ -27,15 +26,7 @@ if TYPE_CHECKING:
     from charm_sched.workload import Workload
 
 BASELINE = "ring"
-# What is tried, in order of preference; the simulation decides (docs/decisions/0001). With many
-# ranks plans grow with the square of their number, and just the first is tried.
-VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
-    "charm": tuple(
-        {"pieces": pieces, "remerge": remerge} for remerge in (True, False) for pieces in (1, 2, 4)
-    ),
-}
 CLOSE = 1.02  # times within this factor of the best count as equal, and preference decides
-MOST_RANKS_FOR_VARIANTS = 64
 SECONDS = ("plan", "verify", "bound", "simulate")
 
 
@@ -60,7 +51,8 @@ def plan(
         partition: ``contiguous``, ``zigzag``, or ``auto`` for the faster.
         ranks: That many devices, spread evenly over the top-level domains.
         devices: These devices, in this order. Not together with ``ranks``.
-        params: Parameters of the strategy; otherwise its variants are tried.
+        params: Parameters that the strategies get, those that take them; what is not fixed here
+            is tried.
 
     Returns:
         A `Schedule` for ``both``, else a `Plan`; verified.
@@ -88,6 +80,7 @@ def plan_all(
     partition: str = "auto",
     ranks: int | None = None,
     devices: Sequence[str] | None = None,
+    params: Mapping[str, Any] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Comparison:
     """Compare strategies, each with its best parameters and partition, against Ring-Attention.
@@ -100,6 +93,8 @@ def plan_all(
         partition: ``contiguous``, ``zigzag``, or ``auto`` for the best of each strategy.
         ranks: That many devices, spread evenly over the top-level domains.
         devices: These devices, in this order. Not together with ``ranks``.
+        params: Parameters that the strategies get, those that take them; what is not fixed here
+            is tried. The baseline gets none.
         progress: Called with a line of text before each strategy.
 
     Raises:
@@ -113,11 +108,11 @@ def plan_all(
     names = tuple(dict.fromkeys(strategies))
     if not names:
         raise StrategyError(f"strategy: expected at least one of {', '.join(PLANNERS)}")
-    found, refused = search.compare(names, partition)
+    found, refused = search.compare(names, partition, params)
     if not found:
         raise StrategyError("; ".join(f"{r.strategy} ({r.direction}): {r.reason}" for r in refused))
     base = found
-    if BASELINE not in names or partition != "auto":
+    if BASELINE not in names or partition != "auto" or params:
         base, _ = search.compare((BASELINE,), "auto")
     return search.comparison(found, refused, base)
 
@@ -159,11 +154,12 @@ class _Search:
     ) -> tuple[list[list[Result]], list[Refusal]]:
         """Give, per strategy and partition tried, a result per direction; and the refusals."""
         partitions = self._partitions(partition)
+        planners = {name: load_strategy(name) for name in names}
+        check_params(planners, params or {})
         found: list[list[Result]] = []
         refused: list[Refusal] = []
-        for name in names:
-            planner = _planner(name)
-            variants = _variants(name, len(self.devices), params)
+        for name, planner in planners.items():
+            variants = variants_of(name, planner, len(self.devices), params or {})
             self.progress(f"{name}: planning {len(variants) * len(partitions)} variants")
             for kind in partitions:
                 try:
@@ -275,47 +271,9 @@ class _Search:
         from charm_sched.cost import op_seconds
 
         notes = [op_seconds(row.plan, self.topology).notes for row in rows]
-        return tuple(dict.fromkeys([*self.topology.assumptions, *(n for ns in notes for n in ns)]))
-
-
-def build(
-    planner: Planner,
-    name: str,
-    workload: Workload,
-    partition: Partition,
-    *,
-    direction: str,
-    topology: Topology | None = None,
-    devices: Sequence[str] = (),
-    params: Mapping[str, Any] | None = None,
-    saved: Sequence[tuple[int, Item, int]] = (),
-) -> Plan:
-    """Let a planner write one plan. The plan is not verified.
-
-    Raises:
-        StrategyError: The planner does not take the parameters.
-    """
-    import inspect
-
-    params = dict(params or {})
-    builder = Builder(
-        workload, partition, direction=direction, topology=topology, devices=devices, saved=saved
-    )
-    try:
-        inspect.signature(planner).bind(builder, **params)
-    except TypeError as error:
-        raise StrategyError(f"strategy {name}: {error}; found parameters {params}") from error
-    planner(builder, **params)
-    return builder.build(name, params)
-
-
-def residents(made: Plan) -> tuple[tuple[int, Item, int], ...]:
-    """List what a plan keeps resident, as a backward builder takes it."""
-    saved = made.saved
-    return tuple(
-        (int(rank), made.items[int(item)], int(slot))
-        for rank, item, slot in zip(saved.rank, saved.item, saved.slot, strict=True)
-    )
+        return tuple(
+            dict.fromkeys([*self.topology.basic_assumptions, *(n for ns in notes for n in ns)])
+        )
 
 
 def _choose_devices(
@@ -330,25 +288,6 @@ def _choose_devices(
     return topology.select(len(topology.devices) if ranks is None else ranks)
 
 
-def _planner(name: str) -> Planner:
-    if is_external(name):
-        return load_external(name)
-    if name not in PLANNERS:
-        raise StrategyError(
-            f"strategy: expected {', '.join(PLANNERS)} or path/to/file.py:function, found {name!r}"
-        )
-    return PLANNERS[name]
-
-
-def _variants(
-    name: str, num_ranks: int, params: Mapping[str, Any] | None
-) -> tuple[Mapping[str, Any], ...]:
-    if params is not None:
-        return (params,)
-    variants = VARIANTS.get(name, ({},))
-    return variants if num_ranks <= MOST_RANKS_FOR_VARIANTS else variants[:1]
-
-
 def _preferred(results: Sequence[Result]) -> Result:
     """Give the first result that is about as fast as the fastest."""
     best = min(result.timeline.makespan for result in results)
@@ -360,17 +299,22 @@ def _total(results: Sequence[Result]) -> float:
 
 
 def _fastest(found: Sequence[Sequence[Result]], directions: Sequence[str]) -> list[Result]:
-    """Choose the fastest plan of each direction, all with one partition."""
+    """Choose the fastest plan of each direction, all with one partition.
+
+    Among plans that are about as fast, the one that moves least over the outermost tier wins: it
+    has most to spare where links are slower than the file says.
+    """
     options = []
     for kind in {results[0].partition: None for results in found}:
         same = [results for results in found if results[0].partition == kind]
-        options.append(
-            [
-                min((results[i] for results in same), key=lambda result: result.timeline.makespan)
-                for i in range(len(directions))
-            ]
-        )
+        options.append([_sparest([results[i] for results in same]) for i in range(len(directions))])
     return min(options, key=_total)
+
+
+def _sparest(results: Sequence[Result]) -> Result:
+    best = min(result.timeline.makespan for result in results)
+    close = [result for result in results if result.timeline.makespan <= CLOSE * best]
+    return min(close, key=lambda result: next(iter(result.timeline.tier_bytes.values()), 0))
 
 
 def _with_speedup(result: Result, ring: Sequence[Result]) -> Result:

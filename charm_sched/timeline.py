@@ -95,7 +95,7 @@ class Timeline:
     def notes(self) -> tuple[str, ...]:
         """What had to be assumed, one sentence each."""
         made = self.costs.notes if self.costs else ()
-        return (*made, *(self.topology.assumptions if self.topology else ()))
+        return (*made, *(self.topology.basic_assumptions if self.topology else ()))
 
     @cached_property
     def compute_seconds(self) -> Floats:

@@ -168,6 +168,13 @@ class Topology:
         return assumptions(self)
 
     @functools.cached_property
+    def basic_assumptions(self) -> tuple[str, ...]:
+        """Those of `assumptions` that every plan rests on: all but the rates of kernels."""
+        from charm_sched.topology_document import assumptions
+
+        return assumptions(self, rates=False)
+
+    @functools.cached_property
     def digest(self) -> str:
         """SHA-256 of devices, switches and links with their numbers, in file order."""
         from charm_sched.topology_document import digest

@@ -157,12 +157,12 @@ def _physical_profile(profile: ComputeProfile) -> list[Any]:
     return [peak, rates, profile.efficiency, profile.overhead, profile.memory_bandwidth]
 
 
-def assumptions(topology: Topology) -> tuple[str, ...]:
+def assumptions(topology: Topology, *, rates: bool = True) -> tuple[str, ...]:
     """Return a sentence per assumed number, alike links and alike devices taken together."""
     sentences = dict.fromkeys(
         sentence
         for profile in {id(d.compute): d.compute for d in topology.devices}.values()
-        for sentence in profile.assumptions()
+        for sentence in profile.assumptions(rates=rates)
     )
     sentences |= dict.fromkeys(_device_sentences(topology))
     sentences |= dict.fromkeys(_link_sentences(topology))

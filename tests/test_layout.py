@@ -26,7 +26,7 @@ LAYERS = (
         "accesses", "areas", "builder", "cost", "hazards", "memory", "progress", "rectangles",
         "storage*", "timeline", "trace", "verifier", "waits",
     ),
-    ("planners", "planners.*"),
+    ("planners", "planners.*", "strategies"),
     ("simulator", "simulator.*", "runtime", "runtime.*"),
     ("results", "search*"),
     (

@@ -48,10 +48,15 @@ def test_exact_entry() -> None:
 def test_nearest_head_dimension(head_dim: int, used: int) -> None:
     found, note = PROFILE.rate(direction="forward", head_dim=head_dim, causal=False, dtype="bf16")
     assert found == {64: 100e12, 128: 200e12}[used]
-    assert note == (
+    assert note is not None
+    assert note.startswith(
         f"card: no forward bf16 rate for head dimension {head_dim} (full); "
         f"the rate for {used} is used"
     )
+    assert note.endswith("is used") == (used == 64)  # the rate for 128 is itself assumed
+    exact = PROFILE.rate(direction="forward", head_dim=used, causal=False, dtype="bf16")[1]
+    assert (exact is None) == (used == 64)
+    assert exact is None or "is assumed" in exact
 
 
 @pytest.mark.parametrize(

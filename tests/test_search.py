@@ -100,7 +100,11 @@ def test_peak_memory_is_compared_with_the_device(topology: Topology) -> None:
         ({"ranks": 0}, TopologyError, "0"),
         ({"devices": ()}, WorkloadError, "expected different names"),
         ({"devices": ("gpu99",)}, TopologyError, "gpu99"),
-        ({"strategy": "charm", "params": {"slots": 3}}, StrategyError, "unexpected keyword"),
+        (
+            {"strategy": "charm", "params": {"slots": 3}},
+            StrategyError,
+            "parameter slots: expected one that a strategy takes",
+        ),
     ],
 )
 def test_wrong_options_are_named(
@@ -163,3 +167,30 @@ def test_files_that_are_no_strategy(topology: Topology, tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("x = 1\ny = = 2\n")
     with pytest.raises(StrategyError, match="line 2: invalid syntax"):
         plan(topology, WORK, strategy=f"{tmp_path}/bad.py:f")
+
+
+def test_fixed_parameters_hold_and_the_rest_is_tried(topology: Topology) -> None:
+    compared = plan_all(topology, WORK, params={"remerge": False, "levels": False})
+    for row in compared.results:
+        if row.strategy == "charm":
+            assert (row.params["remerge"], row.params["levels"]) == (False, False)
+            assert row.params["pieces"] in (1, 2, 4)
+        else:
+            assert row.params == {}
+    free = plan_all(topology, WORK)
+    speeds = {
+        (r.direction, c is free): r.speedup_vs_ring
+        for c in (free, compared)
+        for r in c.results
+        if r.strategy == "ring"
+    }
+    assert set(speeds.values()) == {1.0}
+
+
+def test_ties_go_to_what_moves_least_across(topology: Topology) -> None:
+    long = Workload(seq_len=2**19, heads=32, kv_heads=8, mask="full")
+    compared = plan_all(topology, long, directions=("forward",))
+    moved = {r.strategy: r.timeline.tier_bytes["upi"] for r in compared.results}
+    assert moved["charm"] < moved["ring"]
+    assert compared.chosen["forward"].strategy == "charm"
+    assert compared.chosen["forward"].speedup_vs_ring == pytest.approx(1, rel=0.02)

@@ -165,4 +165,4 @@ def test_refusals(machine: Topology) -> None:
 def test_notes_hold_what_is_assumed(machine: Topology) -> None:
     notes = simulate(relay(machine)).notes
     assert any("no forward bf16 rate" in note for note in notes)
-    assert set(machine.assumptions) <= set(notes)
+    assert set(machine.basic_assumptions) <= set(notes)

@@ -1,0 +1,114 @@
+"""Strategies by name: their parameters, which of them are tried, and one plan built."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from charm_sched.builder import Builder
+from charm_sched.errors import StrategyError
+from charm_sched.items import Item
+from charm_sched.partition import Partition
+from charm_sched.planners import PLANNERS
+from charm_sched.planners.external import is_external, load_external
+from charm_sched.plans import Plan
+
+if TYPE_CHECKING:
+    from charm_sched.planners.external import Planner
+    from charm_sched.topology import Topology
+    from charm_sched.workload import Workload
+
+# What is tried, in order of preference; the simulation decides (docs/decisions/0001). With many
+# ranks plans grow with the square of their number, and just the first is tried.
+VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
+    "charm": tuple(
+        {"pieces": pieces, "remerge": remerge} for remerge in (True, False) for pieces in (1, 2, 4)
+    ),
+}
+MOST_RANKS_FOR_VARIANTS = 64
+
+
+def build(
+    planner: Planner,
+    name: str,
+    workload: Workload,
+    partition: Partition,
+    *,
+    direction: str,
+    topology: Topology | None = None,
+    devices: Sequence[str] = (),
+    params: Mapping[str, Any] | None = None,
+    saved: Sequence[tuple[int, Item, int]] = (),
+) -> Plan:
+    """Let a planner write one plan. The plan is not verified.
+
+    Raises:
+        StrategyError: The planner does not take the parameters.
+    """
+    params = dict(params or {})
+    builder = Builder(
+        workload, partition, direction=direction, topology=topology, devices=devices, saved=saved
+    )
+    try:
+        inspect.signature(planner).bind(builder, **params)
+    except TypeError as error:
+        raise StrategyError(f"strategy {name}: {error}; found parameters {params}") from error
+    planner(builder, **params)
+    return builder.build(name, params)
+
+
+def residents(made: Plan) -> tuple[tuple[int, Item, int], ...]:
+    """List what a plan keeps resident, as a backward builder takes it."""
+    saved = made.saved
+    return tuple(
+        (int(rank), made.items[int(item)], int(slot))
+        for rank, item, slot in zip(saved.rank, saved.item, saved.slot, strict=True)
+    )
+
+
+def load_strategy(name: str) -> Planner:
+    """Give the planner of a name of `PLANNERS`, or of ``path/to/file.py:function``.
+
+    Raises:
+        StrategyError: There is none.
+    """
+    if is_external(name):
+        return load_external(name)
+    if name not in PLANNERS:
+        raise StrategyError(
+            f"strategy: expected {', '.join(PLANNERS)} or path/to/file.py:function, found {name!r}"
+        )
+    return PLANNERS[name]
+
+
+def takes(planner: Planner, name: str) -> bool:
+    """Say whether a planner takes a parameter of this name."""
+    parameters = list(inspect.signature(planner).parameters.values())[1:]
+    return any(p.name == name or p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def check_params(planners: Mapping[str, Planner], params: Mapping[str, Any]) -> None:
+    """Check that some planner takes each parameter.
+
+    Raises:
+        StrategyError: None takes one.
+    """
+    for param in params:
+        if not any(takes(planner, param) for planner in planners.values()):
+            raise StrategyError(
+                f"parameter {param}: expected one that a strategy takes, "
+                f"but none of {', '.join(planners)} takes it"
+            )
+
+
+def variants_of(
+    name: str, planner: Planner, num_ranks: int, params: Mapping[str, Any]
+) -> list[Mapping[str, Any]]:
+    """List the parameters to try, in order of preference; ``params`` are fixed."""
+    variants = VARIANTS.get(name, ({},))
+    if num_ranks > MOST_RANKS_FOR_VARIANTS:
+        variants = variants[:1]
+    fixed = {key: value for key, value in params.items() if takes(planner, key)}
+    merged = [{**variant, **fixed} for variant in variants]
+    return list({repr(sorted(variant.items())): variant for variant in merged}.values())
