@@ -9,7 +9,8 @@ CharmSchedError
 ├── SimulationError                the simulation cannot end (a starved transfer, a missing route)
 └── RuntimeFailure                 the distributed run failed: rank, op and peer are named
 
-Every error is constructed from one message, so that pickling and SimPy can re-create it from `.args`.
+Every error is constructed from one message, so that pickling and SimPy can re-create it from
+`.args`.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -151,7 +152,7 @@ def check_order(plan: Plan, expected: Expected, order: list[int]) -> None:
             spans.setdefault(place, []).append((at[rows[0]], end, rows[0]))
     for place, found in spans.items():
         found.sort()
-        for (_, end, one), (start, _, other) in zip(found, found[1:], strict=False):
+        for (_, end, one), (start, _, other) in pairwise(found):
             assert end < start, f"op {other} overwrites what op {one} put into {place}"
 
 

@@ -235,8 +235,8 @@ def test_a_slot_used_too_early_is_named_with_what_it_holds() -> None:
     with pytest.raises(PlanError) as caught:
         verify(early)
     assert re.search(
-        r"op 2 \(transfer 0 -> 1: q.*\): puts q\[0:4\]h0:2 into slot 0 of rank 1, which still holds "
-        r"kv\[0:4\]h0:1 for op 4 \(attend 1",
+        r"op 2 \(transfer 0 -> 1: q.*\): puts q\[0:4\]h0:2 into slot 0 of rank 1, which still "
+        r"holds kv\[0:4\]h0:1 for op 4 \(attend 1",
         str(caught.value),
     )
 

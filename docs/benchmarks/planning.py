@@ -26,9 +26,7 @@ def best(ranks: int, strategy: str, direction: str) -> tuple[int, float, float]:
     times = []
     for _ in range(5 if ranks < 1024 else 2):
         start = time.perf_counter()
-        plan = build(
-            PLANNERS[strategy], strategy, work, shards, direction=direction, params=params
-        )
+        plan = build(PLANNERS[strategy], strategy, work, shards, direction=direction, params=params)
         middle = time.perf_counter()
         verify(plan)
         times.append((middle - start, time.perf_counter() - middle))
@@ -44,10 +42,16 @@ def main() -> None:
         for strategy in ("ring", "charm"):
             for direction in ("forward", "backward"):
                 ops, made, proved = best(ranks, strategy, direction)
-                cells = (ranks, strategy, direction, f"{ops:,}", *(
-                    f"{1e3 * t:.1f} ms" if t < 1 else f"{t:.2f} s"
-                    for t in (made, proved, made + proved)
-                ))
+                cells = (
+                    ranks,
+                    strategy,
+                    direction,
+                    f"{ops:,}",
+                    *(
+                        f"{1e3 * t:.1f} ms" if t < 1 else f"{t:.2f} s"
+                        for t in (made, proved, made + proved)
+                    ),
+                )
                 out("| " + " | ".join(map(str, cells)) + " |\n")
 
 

@@ -18,7 +18,7 @@ Triple = tuple[int, int, int]
 Key = tuple[str, int, tuple[tuple[int, int], ...], tuple[int, int]]
 
 
-class WrongPlan(Exception):
+class WrongPlan(Exception):  # noqa: N818  (it is what is wrong, not what failed)
     """The plan does not compute attention."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 from hypothesis import strategies as st
@@ -103,7 +104,7 @@ def masks(draw: st.DrawFn, seq_len: int) -> str:
     if kind.startswith("docs"):
         cuts = draw(st.sets(st.integers(1, seq_len - 1), max_size=3)) if seq_len > 1 else set()
         bounds = [0, *sorted(cuts), seq_len]
-        lengths = [b - a for a, b in zip(bounds, bounds[1:], strict=False)]
+        lengths = [b - a for a, b in pairwise(bounds)]
         return f"{kind}:{','.join(map(str, lengths))}"
     return kind
 

@@ -1,0 +1,84 @@
+"""What a rank refuses before it talks to anybody."""
+
+from __future__ import annotations
+
+import attention_cases as cases
+import pytest
+import torch
+
+from charm_sched.errors import RuntimeFailure
+from charm_sched.plans import Schedule
+from charm_sched.runtime import attention
+from charm_sched.runtime.checks import check_gradient, check_inputs, dense_rows, forward_of
+from charm_sched.runtime.gloo import reason
+from charm_sched.workload import Workload
+
+
+@pytest.fixture(scope="module")
+def schedule() -> Schedule:
+    work = Workload(seq_len=5, batch=2, heads=4, kv_heads=2, head_dim=8, v_head_dim=6, dtype="fp32")
+    return cases.make_schedule("ring", work, "contiguous", 2)
+
+
+def inputs(tokens: int = 3) -> dict[str, torch.Tensor]:
+    sizes = {"q": (4, 8), "k": (2, 8), "v": (2, 6)}
+    return {name: torch.zeros(2, heads, tokens, size) for name, (heads, size) in sizes.items()}
+
+
+def test_fitting_inputs_pass(schedule: Schedule) -> None:
+    check_inputs(schedule.forward, 0, **inputs(3))
+    check_inputs(schedule.forward, 1, **inputs(2))
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "expected"),
+    [
+        ("q", torch.zeros(2, 4, 2, 8), r"rank 0: q: expected .* = \[2, 4, 3, 8\], found"),
+        ("k", torch.zeros(2, 4, 3, 8), r"k: expected .* = \[2, 2, 3, 8\], found \[2, 4, 3, 8\]"),
+        ("v", torch.zeros(2, 2, 3, 8), r"v: expected .* = \[2, 2, 3, 6\]"),
+        ("q", torch.zeros(4, 3, 8), r"q: expected \[batch, heads, tokens, size\]"),
+        ("k", torch.zeros(2, 2, 3, 8).half(), r"k: expected torch.float32, .* found torch.float16"),
+        ("v", torch.zeros(2, 2, 3, 6, device="meta"), "v is on meta; .* not supported yet"),
+    ],
+)  # fmt: skip
+def test_inputs_that_do_not_fit_are_named(
+    schedule: Schedule, name: str, wrong: torch.Tensor, expected: str
+) -> None:
+    with pytest.raises(RuntimeFailure, match=expected):
+        check_inputs(schedule.forward, 0, **inputs() | {name: wrong})
+
+
+def test_a_forward_plan_is_needed(schedule: Schedule) -> None:
+    assert forward_of(schedule) is forward_of(schedule.forward)
+    with pytest.raises(RuntimeFailure, match="expected a Schedule or a forward plan"):
+        forward_of(schedule.backward)
+    check_gradient(schedule, needed=True)
+    check_gradient(schedule.forward, needed=False)
+    with pytest.raises(RuntimeFailure, match="give a Schedule"):
+        check_gradient(schedule.forward, needed=True)
+
+
+def test_torch_distributed_must_be_initialised(schedule: Schedule) -> None:
+    with pytest.raises(RuntimeFailure, match="call init_process_group first"):
+        attention(**inputs(), plan=schedule)
+
+
+def test_kernels_get_rows_that_lie_together() -> None:
+    x = torch.zeros(2, 3, 4)
+    assert dense_rows(x) is x
+    assert dense_rows(x.mT).stride(-1) == 1
+    assert dense_rows(torch.ones(1).expand(2, 3, 4)).stride(-1) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Timed out waiting 1000ms for recv operation to complete", "no answer within 7 s"),
+        ("x.cc:5] Connection closed by peer [127.0.0.1]:5", "closed from the other side"),
+        ("Application timeout caused pair closure", "given up after another failure"),
+        ("something else\nwith details", "something else"),
+        ("", "RuntimeError"),
+    ],
+)
+def test_messages_of_gloo_are_put_in_words(text: str, expected: str) -> None:
+    assert expected in reason(RuntimeError(text), 7.0)

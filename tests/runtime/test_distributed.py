@@ -1,0 +1,189 @@
+"""Real processes over gloo: results, repeatability, timelines, and failures that end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from charm_sched.planners import PLANNERS
+
+pytestmark = pytest.mark.distributed
+SCRIPT = Path(__file__).parent / "ranks.py"
+Reports = list[dict[str, Any] | None]
+
+
+def spawn(task: str, ranks: int, folder: Path, **options: str) -> Reports:
+    """Run a task of ``ranks.py``; give each rank's report, None where it left none."""
+    extra = [f"{name}={value}" for name, value in options.items()]
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), task, str(ranks), str(folder), *extra],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    reports: Reports = []
+    for rank in range(ranks):
+        path = folder / f"{rank}.json"
+        reports.append(json.loads(path.read_text()) if path.exists() else None)
+    assert any(reports), done.stderr
+    return reports
+
+
+def results(reports: Reports) -> list[Any]:
+    for rank, report in enumerate(reports):
+        assert report is not None, f"rank {rank} left no report"
+        assert "error" not in report, report["error"]
+    return [report["result"] for report in reports if report]
+
+
+def case(
+    planner: str, partition: str, params: dict[str, Any] | None = None, **work: Any
+) -> dict[str, Any]:
+    shape = {"seq_len": 64, "heads": 4, "kv_heads": 2, "head_dim": 8, "dtype": "fp64"}
+    return {
+        "planner": planner, "partition": partition, "params": params, "workload": shape | work,
+    }  # fmt: skip
+
+
+def cases_for(ranks: int) -> list[dict[str, Any]]:
+    """List what is run on a number of ranks; every planner takes part."""
+    listed = []
+    for planner in PLANNERS:
+        listed += [
+            case(planner, "zigzag", mask="causal"),
+            case(planner, "contiguous", mask="full", batch=2, kv_heads=4),
+            case(planner, "zigzag", seq_len=7, v_head_dim=3),
+            case(planner, "contiguous", seq_len=ranks - 1 or 1, mask="full"),
+            case(planner, "zigzag", mask="docs:40,3,21"),
+            case(planner, "zigzag", seq_len=256, dtype="fp32"),
+            case(planner, "zigzag", seq_len=256, dtype="bf16"),
+        ]
+    if "charm" in PLANNERS:
+        listed += [
+            case("charm", "zigzag", {"save": True}),
+            case("charm", "zigzag", {"pieces": 2, "remerge": False}),
+        ]
+    listed += [case("scattered", "zigzag", {"seed": ranks}), case("query_moving", "contiguous")]
+    if ranks == 4:
+        listed.append(case("ring", "zigzag", seq_len=2999, heads=2, kv_heads=1))
+    return listed
+
+
+TOLERANCE = {"fp64": 1e-10, "fp32": 2e-5, "bf16": 6e-2}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7, 8])
+def test_equals_dense_attention(ranks: int, tmp_path: Path) -> None:
+    listed = cases_for(ranks)
+    (tmp_path / "cases").write_text(json.dumps(listed))
+    found = results(spawn("exactness", ranks, tmp_path, listed=str(tmp_path / "cases")))[0]
+    for what, wrong in zip(listed, found, strict=True):
+        assert max(wrong.values()) <= TOLERANCE[what["workload"]["dtype"]], (what, wrong)
+
+
+def test_results_are_repeatable_to_the_bit(tmp_path: Path) -> None:
+    digests = results(spawn("repeatability", 4, tmp_path))
+    for found in digests:
+        assert found == digests[0]
+        for planner in {digest.split()[0] for digest in found}:
+            assert len({d for d in found if d.startswith(planner)}) == 1
+
+
+def test_a_group_may_be_part_of_the_world(tmp_path: Path) -> None:
+    _, _, *found = results(spawn("groups", 4, tmp_path))
+    assert all(max(wrong.values()) < 1e-10 for wrong in found)
+
+
+@pytest.mark.skipif("charm" not in PLANNERS, reason="no planner keeps residents")
+def test_residents_of_two_layers_are_kept_apart(tmp_path: Path) -> None:
+    for found in results(spawn("two_layers", 3, tmp_path)):
+        assert all(max(wrong.values()) < 1e-10 for wrong in found)
+
+
+def test_the_softmax_scale_may_be_given(tmp_path: Path) -> None:
+    found = results(spawn("own_scale", 2, tmp_path))
+    assert all(max(wrong.values()) < 1e-10 for wrong in found)
+
+
+def test_timelines_are_measured(tmp_path: Path) -> None:
+    first, *others = results(spawn("timeline", 3, tmp_path))
+    assert first["passes"] == ["forward", "backward"]
+    assert first["sources"] == ["measured"] * 2
+    for starts, ends, expected in zip(
+        first["starts"], first["ends"], first["expected"], strict=True
+    ):
+        assert len(starts) == len(ends) == expected
+        assert all(0 <= start <= end < 10 for start, end in zip(starts, ends, strict=True))
+    assert all(other["passes"] == [] for other in others)
+
+
+@pytest.mark.parametrize(
+    ("task", "ranks", "expected"),
+    [
+        ("mismatch", 3, "the plan of rank 1 differs from the others'"),
+        ("odd_scale", 3, "the softmax scale of rank 0 differs"),
+        ("needs_backward", 2, "a gradient is needed, but the plan is a forward plan alone"),
+        ("wrong_size", 2, "the plan has 3 ranks, the group has 2"),
+        (
+            "wrong_dtype",
+            2,
+            "q: expected torch.float64, as the plan is for fp64, found torch.float32",
+        ),
+        ("bad_plan", 2, "never attended"),
+    ],
+)
+def test_every_rank_refuses(task: str, ranks: int, expected: str, tmp_path: Path) -> None:
+    for report in spawn(task, ranks, tmp_path):
+        assert report is not None
+        assert expected in report["error"]
+        assert report["seconds"] < 10
+
+
+def test_a_rank_with_a_wrong_shape_is_named_by_all(tmp_path: Path) -> None:
+    reports = spawn("bad_shape", 3, tmp_path)
+    expected = "q: expected [batch, heads, tokens, size] = [1, 2, 4, 4], found [1, 2, 3, 4]"
+    for rank, report in enumerate(reports):
+        assert report is not None
+        assert expected in report["error"]
+        assert ("rank 2 cannot take part" in report["error"]) == (rank != 2)
+
+
+@pytest.mark.parametrize(
+    ("task", "why"),
+    [
+        ("killed", "the connection was closed from the other side"),
+        ("silent", "no answer within 2 s"),
+        ("broken", "the connection was closed from the other side"),
+    ],
+)
+def test_survivors_of_a_failure_end_and_name_it(task: str, why: str, tmp_path: Path) -> None:
+    reports = spawn(task, 4, tmp_path)
+    for rank in (0, 2, 3):
+        report = reports[rank]
+        assert report is not None, f"rank {rank} hung or crashed"
+        message = report["error"]
+        assert report["kind"] == "RuntimeFailure"
+        assert message.startswith(f"rank {rank}: op "), message
+        assert "transfer" in message
+        assert report["seconds"] < 6.5, message
+        assert message.count("op ") == 1, message
+        assert task == "silent" or "no answer" not in message, "the failure was not passed on"
+    neighbours = [report["error"] for rank in (0, 2) if (report := reports[rank])]
+    assert all(
+        "to rank 1 failed: " + why in m or "from rank 1 failed: " + why in m for m in neighbours
+    )
+    if task == "killed":
+        assert reports[1] is None
+    if task == "broken":
+        assert reports[1] is not None
+        assert reports[1]["error"].startswith("rank 1: op 1 (attend 1: q[")
+        assert reports[1]["error"].endswith("ValueError: the kernel broke")
+
+
+def test_a_group_that_failed_says_so(tmp_path: Path) -> None:
+    for report in spawn("again", 2, tmp_path):
+        assert report is not None
+        assert "failed before and cannot be used again: rank" in report["error"]

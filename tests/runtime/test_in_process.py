@@ -1,0 +1,156 @@
+"""Whole plans on numbers, all ranks in this process, in random orders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attention_cases as cases
+import pytest
+import torch
+from custom_planners import query_moving, scattered
+
+from charm_sched.planners import PLANNERS
+from charm_sched.workload import Workload
+
+EXACT = 1e-10
+MASKS = ("full", "causal", "window:9", "docs:13,1,17", "docs-full:13,1,17")
+CHARM: tuple[dict[str, Any], ...] = (
+    {"pieces": 2},
+    {"save": True},
+    {"remerge": False},
+    {"levels": False},
+    {"decouple": False},
+    {"domains": ((0, 1), (2, 3)), "pieces": 2},
+    {"domains": ((0, 1, 2), (3,))},
+)
+
+
+def workload(seq_len: int = 31, **other: Any) -> Workload:
+    shape = {"batch": 2, "heads": 6, "kv_heads": 2, "head_dim": 5, "dtype": "fp64"}
+    return Workload(seq_len=seq_len, **shape | other)
+
+
+def check(schedule: Any, work: Workload, *, seed: int | None = 0, tolerance: float = EXACT) -> None:
+    tensors = cases.make_tensors(work)
+    found = cases.run_in_process(schedule, tensors, seed=seed)
+    wrong = cases.errors(found, cases.dense_attention(work, *tensors))
+    assert max(wrong.values()) <= tolerance, wrong
+
+
+@pytest.mark.parametrize("partition", ["contiguous", "zigzag"])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7, 8])
+@pytest.mark.parametrize("name", PLANNERS)
+def test_planners_are_exact(name: str, ranks: int, mask: str, partition: str) -> None:
+    work = workload(mask=mask)
+    check(cases.make_schedule(name, work, partition, ranks), work)
+
+
+@pytest.mark.parametrize("partition", ["contiguous", "zigzag"])
+@pytest.mark.parametrize("params", CHARM, ids=str)
+def test_charm_variants_are_exact(params: dict[str, Any], partition: str) -> None:
+    work = workload()
+    check(cases.make_schedule("charm", work, partition, 4, params), work)
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+@pytest.mark.parametrize("seq_len", [1, 3, 7])
+def test_fewer_tokens_than_ranks(name: str, seq_len: int) -> None:
+    work = workload(seq_len)
+    check(cases.make_schedule(name, work, "zigzag", 4), work)
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"heads": 4, "kv_heads": 4},
+        {"heads": 4, "kv_heads": 1, "batch": 1},
+        {"head_dim": 8, "v_head_dim": 3},
+        {"head_dim": 3, "v_head_dim": 8},
+        {"softmax_scale": 0.7},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", ["fp64", "fp32"])
+def test_shapes(name: str, shape: dict[str, Any], dtype: str) -> None:
+    work = workload(**shape, dtype=dtype)
+    tolerance = EXACT if dtype == "fp64" else 2e-5
+    check(cases.make_schedule(name, work, "zigzag", 3), work, tolerance=tolerance)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_queries_may_move_and_outputs_return(mask: str) -> None:
+    work = workload(mask=mask)
+    check(cases.make_schedule(query_moving, work, "zigzag", 4), work)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_anything_that_verifies_is_exact(seed: int) -> None:
+    work = workload(mask=MASKS[seed % len(MASKS)])
+    ranks = 1 + seed % 5
+    partition = ("contiguous", "zigzag")[seed % 2]
+    schedule = cases.make_schedule(scattered, work, partition, ranks, {"seed": seed})
+    check(schedule, work, seed=seed)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_partial_results_may_travel_in_a_smaller_dtype(seed: int) -> None:
+    """Then messages are converted on both sides; fp32 on the wire, fp64 at rest."""
+    work = workload(grad_dtype="fp32")
+    schedule = cases.make_schedule(scattered, work, "zigzag", 3, {"seed": seed})
+    check(schedule, work, seed=seed, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_partial_results_may_travel_in_a_larger_dtype(seed: int) -> None:
+    work = workload(grad_dtype="fp64", dtype="fp32")
+    schedule = cases.make_schedule(scattered, work, "zigzag", 3, {"seed": seed})
+    check(schedule, work, seed=seed, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("planner", [*PLANNERS, query_moving, scattered])
+def test_results_do_not_depend_on_the_order_of_arrival(planner: Any) -> None:
+    """Floating-point sums depend on their order, so equal bits mean one order."""
+    work = workload(dtype="fp32")
+    params = {"seed": 5} if planner is scattered else None
+    schedule = cases.make_schedule(planner, work, "zigzag", 4, params)
+    tensors = cases.make_tensors(work)
+    first, *others = (cases.run_in_process(schedule, tensors, seed=seed) for seed in range(6))
+    for other in others:
+        assert all(torch.equal(*pair) for pair in zip(first, other, strict=True))
+
+
+def test_mask_can_be_changed_under_a_plan() -> None:
+    """The same transfers, new areas: what the new mask hides is empty, not wrong."""
+    work = workload(mask="full")
+    schedule = cases.make_schedule("ring", work, "contiguous", 3)
+    bound = type(schedule)(
+        forward=schedule.forward.rebind("docs:13,18"),
+        backward=schedule.backward.rebind("docs:13,18"),
+    )
+    check(bound, bound.forward.workload)
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_error_is_that_of_one_device_and_does_not_grow_with_ranks(name: str, dtype: str) -> None:
+    work = workload(256, heads=4, kv_heads=2, head_dim=16, dtype=dtype)
+    tensors = cases.make_tensors(work)
+    exact = cases.dense_attention(work, *tensors)
+    single = cases.errors(one_device(work, tensors), exact)
+    for ranks in (1, 2, 4, 8):
+        schedule = cases.make_schedule(name, work, "zigzag", ranks)
+        found = cases.errors(cases.run_in_process(schedule, tensors), exact)
+        for what, error in found.items():
+            assert error <= 2.5 * single[what] + 1e-6, (ranks, what, error, single[what])
+
+
+def one_device(work: Workload, tensors: tuple[torch.Tensor, ...]) -> cases.Results:
+    """Attend with the fused kernel on one device, as a user without this package would."""
+    q, k, v = (x.clone().requires_grad_() for x in tensors[:3])
+    out = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, is_causal=True, scale=work.scale, enable_gqa=True
+    )
+    dq, dk, dv = torch.autograd.grad(out, (q, k, v), tensors[3])
+    return out.detach(), dq, dk, dv
