@@ -1,0 +1,175 @@
+"""Distributed attention as one differentiable function."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from charm_sched.errors import CharmSchedError, RuntimeFailure
+from charm_sched.plans import Plan, Schedule
+from charm_sched.runtime.checks import (
+    check_gradient,
+    check_inputs,
+    dense_rows,
+    forward_of,
+    wants_gradient,
+)
+from charm_sched.runtime.execution import Observer
+from charm_sched.runtime.kernels import Kernel, choose_kernel
+from charm_sched.runtime.layout import Fields
+from charm_sched.runtime.passes import set_up_backward, set_up_forward
+from charm_sched.runtime.recording import Recorder
+from charm_sched.runtime.session import Session, session_of
+
+TIMEOUT = 300.0
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    plan: Schedule | Plan,
+    group: dist.ProcessGroup | None = None,
+    softmax_scale: float | None = None,
+    timeout: float = TIMEOUT,
+    backend: str | None = None,
+    check: bool = True,
+    recorder: Recorder | None = None,
+) -> Tensor:
+    """Attend over the whole sequence, of which each rank holds a shard.
+
+    All ranks of the group call it with their own tokens and the same plan. The result does not
+    depend on arrival order: it is bitwise repeatable.
+
+    Args:
+        q: ``[batch, heads, tokens, head_dim]``, this rank's tokens in ascending order (maybe none).
+        k: ``[batch, kv_heads, tokens, head_dim]``.
+        v: ``[batch, kv_heads, tokens, v_head_dim]``.
+        plan: A schedule; a forward plan is enough where no gradient is needed.
+        group: The ranks, in the plan's order; None means the default group.
+        softmax_scale: Overrides the workload's.
+        timeout: Seconds that a transfer may take once this rank is ready for it.
+        backend: ``reference`` or ``cpu_flash``; None means ``reference`` for fp64, else
+            ``cpu_flash``.
+        check: Whether to prove the plan before it is first run.
+        recorder: Records when each op starts and ends.
+
+    Returns:
+        ``[batch, heads, tokens, v_head_dim]``, this rank's rows.
+
+    Raises:
+        RuntimeFailure: An input does not fit the plan, the ranks do not agree, or the run failed;
+            rank, op and peer are named.
+        PlanError: The plan is not exactly attention.
+    """
+    session = session_of(group, timeout)
+    scale = forward_of(plan).workload.scale if softmax_scale is None else softmax_scale
+    gradient = wants_gradient(q, k, v)
+    kernel = choose_kernel(backend, q.dtype)
+    problem = _problem(session, plan, (q, k, v), gradient=gradient)
+    session.agree(
+        plan, scale=scale, kernel=kernel.name, gradient=gradient, problem=problem, timeout=timeout
+    )
+    call = _Call(session, plan, kernel, scale, timeout, check, recorder)
+    result: Tensor = _Attention.apply(q, k, v, call)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _problem(
+    session: Session,
+    plan: Schedule | Plan,
+    tensors: tuple[Tensor, Tensor, Tensor],
+    *,
+    gradient: bool,
+) -> CharmSchedError | None:
+    """Give what keeps this rank from taking part, so that the others can be told."""
+    forward, size = forward_of(plan), session.communicators.size
+    if forward.num_ranks != size:
+        return RuntimeFailure(
+            f"attention: the plan has {forward.num_ranks} ranks, the group has {size}"
+        )
+    try:
+        check_inputs(forward, session.rank, *tensors)
+        check_gradient(plan, needed=gradient)
+    except CharmSchedError as error:
+        return error
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """The settings of one call."""
+
+    session: Session
+    plan: Schedule | Plan
+    kernel: Kernel
+    scale: float
+    timeout: float
+    check: bool
+    recorder: Recorder | None
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor
+    ) -> tuple[Tensor, Tensor, Mapping[str, Fields]]:
+        plan = forward_of(self.plan)
+        worker, transport = self.session.worker(plan, self.timeout, check=self.check)
+        observer = self._observer(plan)
+        ready = set_up_forward(
+            worker, q, k, v, kernel=self.kernel, scale=self.scale, observer=observer
+        )
+        self.session.run(ready.execution, transport)
+        return ready.result()
+
+    def backward(
+        self,
+        tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor],
+        residents: Mapping[str, Fields],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        assert isinstance(self.plan, Schedule)
+        plan = self.plan.backward
+        worker, transport = self.session.worker(plan, self.timeout, check=self.check)
+        observer = self._observer(plan)
+        ready = set_up_backward(
+            worker, tensors, kernel=self.kernel, scale=self.scale, residents=residents,
+            observer=observer,
+        )  # fmt: skip
+        self.session.run(ready.execution, transport)
+        return ready.result()
+
+    def _observer(self, plan: Plan) -> Observer | None:
+        if self.recorder is None:
+            return None
+        return self.recorder.begin(plan, self.session.communicators)
+
+
+class _Context(Protocol):
+    """What autograd keeps from the forward to the backward."""
+
+    saved_tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+    call: _Call
+    residents: Mapping[str, Fields]
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _Context, q: Tensor, k: Tensor, v: Tensor, call: _Call) -> Tensor:
+        q, k, v = dense_rows(q), dense_rows(k), dense_rows(v)
+        out, lse, residents = call.forward(q, k, v)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.call, ctx.residents = call, residents
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Context, dout: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        tensors = (*ctx.saved_tensors, dense_rows(dout))
+        return (*ctx.call.backward(tensors, ctx.residents), None)

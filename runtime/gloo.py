@@ -1,0 +1,196 @@
+"""Messages over gloo: communicators, waiting threads, and failures that end.
+
+Two transfers on one connection of gloo run one after the other, also in opposite directions. So
+every stream gets two process groups: one for messages to higher ranks, one for messages to lower
+ones. gloo tells nobody when a transfer ends, so a thread waits for each that is under way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from charm_sched.errors import RuntimeFailure
+from charm_sched.runtime.transport import Done
+
+Json: TypeAlias = Any
+_ABORT_TAG = 2**30  # above every row number: nobody ever sends it
+
+
+class Waiters:
+    """Threads that wait, as many as there are waits at once; idle ones are used again."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = 0
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Run a job on a thread that nothing else waits on."""
+        with self._lock:
+            self._jobs.put(job)
+            if self._idle:
+                self._idle -= 1
+                return
+        threading.Thread(target=self._work, name="charm-wait", daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            self._jobs.get()()
+            with self._lock:
+                self._idle += 1
+
+
+class Communicators:
+    """The process groups of a run: one for control, two per stream.
+
+    Attributes:
+        rank: This rank in the group.
+        size: Ranks in the group.
+        control: Group for what all ranks agree on.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, timeout: float) -> None:
+        self._timeout = timedelta(seconds=timeout)
+        self._members = dist.get_process_group_ranks(group)
+        self._lanes: list[tuple[dist.ProcessGroup, dist.ProcessGroup]] = []
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+        self.control = self._new_group()
+
+    def ensure(self, lanes: int) -> None:
+        """Make the groups of the first ``lanes`` streams; all ranks must call alike."""
+        while self.size > 1 and len(self._lanes) < lanes:
+            self._lanes.append((self._new_group(), self._new_group()))
+
+    def lane(self, number: int, peer: int, *, sends: bool) -> dist.ProcessGroup:
+        """Give the group that carries messages to (or from) a peer on a stream."""
+        upward = (peer > self.rank) == sends
+        return self._lanes[number][0 if upward else 1]
+
+    def abort(self) -> None:
+        """Close the connections of all streams, so that no rank waits for this one.
+
+        gloo cannot cancel; but a receive that times out closes all connections of its group.
+        """
+        peer = self.member((self.rank + 1) % self.size)
+        for group in (group for lane in self._lanes for group in lane):
+            with contextlib.suppress(RuntimeError):
+                nothing = torch.empty(1, dtype=torch.uint8)
+                work = dist.irecv(nothing, peer, group=group, tag=_ABORT_TAG)
+                assert work is not None
+                work.wait(timedelta(milliseconds=1))
+
+    def member(self, rank: int) -> int:
+        """Give the global rank of a rank of the group."""
+        return int(self._members[rank])
+
+    def gather(self, value: Json, timeout: float) -> list[Json]:
+        """Give the values of all ranks, in rank order; tuples come back as lists.
+
+        Raises:
+            RuntimeFailure: Some rank did not answer within the timeout.
+        """
+        if self.size == 1:
+            return [value]
+        payload = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        lengths = self._all_gather(torch.tensor([len(payload)]), timeout)
+        longest = max(int(length) for length in lengths)
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: len(payload)] = payload
+        gathered = self._all_gather(padded, timeout)
+        return [
+            json.loads(data[: int(length)].numpy().tobytes())
+            for data, length in zip(gathered, lengths, strict=True)
+        ]
+
+    def _all_gather(self, mine: Tensor, timeout: float) -> list[Tensor]:
+        found = [torch.empty_like(mine) for _ in range(self.size)]
+        try:
+            work = dist.all_gather(found, mine, group=self.control, async_op=True)
+            work.wait(timedelta(seconds=timeout))
+        except RuntimeError as error:
+            raise RuntimeFailure(
+                f"rank {self.rank}: agreeing on the plan with the other ranks failed: "
+                f"{reason(error, timeout)}"
+            ) from error
+        return found
+
+    def _new_group(self) -> dist.ProcessGroup:
+        try:
+            made = dist.new_group(
+                self._members, backend="gloo", timeout=self._timeout, use_local_synchronization=True
+            )
+        except RuntimeError as error:
+            raise RuntimeFailure(
+                f"rank {self.rank}: connecting to the other ranks failed: "
+                f"{reason(error, self._timeout.total_seconds())}"
+            ) from error
+        assert isinstance(made, dist.ProcessGroup)
+        return made
+
+
+class GlooTransport:
+    """Carries the messages of one run; see `charm_sched.runtime.transport.Transport`."""
+
+    def __init__(self, communicators: Communicators, waiters: Waiters, timeout: float) -> None:
+        self._communicators = communicators
+        self._waiters = waiters
+        self._timeout = timeout
+
+    def send(self, message: Tensor, *, peer: int, lane: int, tag: int, done: Done) -> None:
+        """Send bytes to a peer."""
+        group = self._communicators.lane(lane, peer, sends=True)
+        member = self._communicators.member(peer)
+        self._follow(partial(dist.isend, message, member, group, tag), done)
+
+    def receive(self, message: Tensor, *, peer: int, lane: int, tag: int, done: Done) -> None:
+        """Fill a buffer with what a peer sends."""
+        group = self._communicators.lane(lane, peer, sends=False)
+        member = self._communicators.member(peer)
+        self._follow(partial(dist.irecv, message, member, group, tag), done)
+
+    def abort(self) -> None:
+        """End everything under way, here and on the peers, after a failure."""
+        self._communicators.abort()
+
+    def _follow(self, post: Callable[[], dist.Work | None], done: Done) -> None:
+        """Post a transfer, and have a thread wait for its end."""
+        try:
+            work = post()
+        except RuntimeError as error:
+            raise RuntimeFailure(reason(error, self._timeout)) from error
+        assert work is not None, "this rank is a member of the group"
+
+        def wait() -> None:
+            failure: Exception | None = None
+            try:
+                work.wait(timedelta(seconds=self._timeout))
+            except Exception as error:
+                failure = RuntimeFailure(reason(error, self._timeout))
+                failure.__cause__ = error
+            done(failure)
+
+        self._waiters.submit(wait)
+
+
+def reason(error: Exception, timeout: float) -> str:
+    """Say in words what gloo's message means."""
+    text = str(error)
+    if "Timed out" in text:
+        return f"no answer within {timeout:g} s"
+    if "timeout caused pair closure" in text:
+        return "the connection was given up after another failure on this rank"
+    if "closed by peer" in text or "reset by peer" in text or "Broken pipe" in text:
+        return "the connection was closed from the other side; that rank failed or ended"
+    return text.strip().splitlines()[0][:200] if text.strip() else type(error).__name__

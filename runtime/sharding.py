@@ -1,0 +1,110 @@
+"""From whole tensors to this rank's tokens and back."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from charm_sched.errors import RuntimeFailure
+from charm_sched.partition import Partition, count_rows
+from charm_sched.plans import Plan, Schedule
+
+TOKENS = 2
+
+
+def partition_of(plan: Schedule | Plan) -> Partition:
+    """Give the partition of a plan or schedule."""
+    return plan.forward.partition if isinstance(plan, Schedule) else plan.partition
+
+
+def shard(
+    x: Tensor,
+    plan: Schedule | Plan,
+    *,
+    rank: int | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> Tensor:
+    """Give a rank's tokens of a whole tensor; gradients flow back to its own tokens.
+
+    Args:
+        x: ``[batch, heads, seq_len, size]``, the same on all ranks.
+        plan: Says who owns which tokens.
+        rank: Whose tokens; None means this rank in ``group``.
+        group: The ranks of the plan; None means the default group.
+
+    Returns:
+        ``[batch, heads, tokens, size]``, rows in ascending order.
+
+    Raises:
+        RuntimeFailure: ``x`` has another length than the plan.
+    """
+    partition = partition_of(plan)
+    if x.dim() != 4 or x.shape[TOKENS] != partition.seq_len:
+        raise RuntimeFailure(
+            f"shard: expected [batch, heads, {partition.seq_len}, size], found {list(x.shape)}"
+        )
+    if rank is None:
+        rank = dist.get_rank(group)
+    if not 0 <= rank < partition.num_ranks:
+        raise RuntimeFailure(
+            f"shard: expected a rank below {partition.num_ranks}, the ranks of the plan, "
+            f"found {rank}"
+        )
+    rows = partition.shards[rank]
+    pieces = [x[:, :, first:last] for first, last in rows]
+    return torch.cat(pieces, dim=TOKENS) if pieces else x[:, :, :0]
+
+
+def unshard(x: Tensor, plan: Schedule | Plan, *, group: dist.ProcessGroup | None = None) -> Tensor:
+    """Gather the tokens of all ranks into the whole tensor, on every rank.
+
+    No gradient flows through it: it is for looking at results, not for training.
+
+    Args:
+        x: ``[batch, heads, tokens, size]``, this rank's tokens.
+        plan: Says who owns which tokens.
+        group: The ranks of the plan; None means the default group.
+
+    Returns:
+        ``[batch, heads, seq_len, size]``.
+
+    Raises:
+        RuntimeFailure: ``x`` or the group does not fit the plan.
+    """
+    shards, rank, size = partition_of(plan).shards, dist.get_rank(group), dist.get_world_size(group)
+    if size != len(shards):
+        raise RuntimeFailure(
+            f"unshard: expected a group of {len(shards)} ranks, as the plan has, found {size}"
+        )
+    counts = [count_rows(rows) for rows in shards]
+    if x.dim() != 4 or x.shape[TOKENS] != counts[rank]:
+        raise RuntimeFailure(
+            f"unshard: expected [batch, heads, {counts[rank]}, size] on rank {rank}, "
+            f"found {list(x.shape)}"
+        )
+    return join([*_gather(x.detach(), max(counts), group)], plan)
+
+
+def join(parts: list[Tensor], plan: Schedule | Plan) -> Tensor:
+    """Put the tokens of all ranks, in rank order, into one tensor; longer parts are cut."""
+    partition = partition_of(plan)
+    shape = list(parts[0].shape)
+    shape[TOKENS] = partition.seq_len
+    whole = parts[0].new_empty(shape)
+    for part, rows in zip(parts, partition.shards, strict=True):
+        start = 0
+        for first, last in rows:
+            whole[:, :, first:last] = part[:, :, start : start + last - first]
+            start += last - first
+    return whole
+
+
+def _gather(x: Tensor, most: int, group: dist.ProcessGroup | None) -> list[Tensor]:
+    """Gather tensors of different lengths, padded to the longest, as raw bytes."""
+    padded = x.new_zeros((*x.shape[:TOKENS], most, x.shape[3]))
+    padded[:, :, : x.shape[TOKENS]] = x
+    mine = padded.reshape(-1).view(torch.uint8)
+    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, mine, group=group)
+    return [data.view(x.dtype).view(padded.shape) for data in gathered]

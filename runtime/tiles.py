@@ -1,0 +1,158 @@
+"""Cuts the attention of two row sets into tiles that a kernel takes as they are.
+
+Every mask lets row ``i`` see the keys ``lower(i) <= k < upper(i)``. A tile is a rectangle of query
+rows and keys that is wholly visible, or a square whose visible part is the lower triangle, or a
+rectangle with a band in it. Every row of a tile sees at least one of its keys: what a row does not
+see is cut off, so no kernel ever meets an empty row.
+
+A causal staircase becomes at most three tiles::
+
+    keys       c    s        d
+    row a      ####+.........      left: full, keys c .. s - 1
+               ####++........      diagonal: a square, row i sees its first i + 1 keys
+               ####+++.......
+    below      ##############      full
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from charm_sched.masks import Limit, Mask, Segment
+from charm_sched.partition import Rows
+
+BAND_ROWS = 256
+_NEARBY = 8  # how far back a neighbour is looked for: thousands of documents stay linear
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A rectangle of queries and keys, by position in the two row sets.
+
+    Attributes:
+        rows: First and past-the-last query.
+        keys: First and past-the-last key.
+        causal: Whether it is a square in which row ``i`` sees its first ``i + 1`` keys.
+        band: Lower and upper limit of the keys that row ``i`` sees, counted inside the tile; None
+            where the tile is full or causal.
+    """
+
+    rows: tuple[int, int]
+    keys: tuple[int, int]
+    causal: bool = False
+    band: tuple[Limit, Limit] | None = None
+
+    @property
+    def full(self) -> bool:
+        """Whether every row sees every key."""
+        return not self.causal and self.band is None
+
+
+@lru_cache(maxsize=4096)
+def cut(mask: Mask, seq_len: int, queries: Rows, keys: Rows) -> tuple[Tile, ...]:
+    """Cut queries x keys into tiles.
+
+    Args:
+        mask: The mask.
+        seq_len: Tokens in the sequence.
+        queries: Row set of the queries.
+        keys: Row set of the keys.
+
+    Returns:
+        Disjoint tiles that cover exactly the visible pairs, in a fixed order. Positions count the
+        tokens of each row set in order.
+    """
+    tiles: list[Tile] = []
+    for segment in mask.segments(seq_len):
+        row_base = 0
+        for first, last in queries:
+            if segment.first < last and first < segment.last:
+                key_base = 0
+                for low, high in keys:
+                    found = _cut_block(segment, (first, last), (low, high))
+                    tiles += [_moved(tile, row_base - first, key_base - low) for tile in found]
+                    key_base += high - low
+            row_base += last - first
+    return tuple(_fused(tiles))
+
+
+def _cut_block(segment: Segment, rows: tuple[int, int], keys: tuple[int, int]) -> Iterator[Tile]:
+    """Cut one interval of rows against one of keys, in token numbers."""
+    lower, upper = segment.lower, segment.upper
+    first, last = max(rows[0], segment.first), min(rows[1], segment.last)
+    low, high = keys
+    if upper.slides:
+        first = max(first, low - upper.offset + 1)
+    else:
+        high = min(high, upper.offset)
+    if lower.slides:
+        last = min(last, high - lower.offset)
+    else:
+        low = max(low, lower.offset)
+    if low >= high or first >= last:
+        return
+    loose = last if not lower.slides else min(max(low - lower.offset + 1, first), last)
+    yield from _staircase(upper, (first, loose), (low, high))
+    for start in range(loose, last, BAND_ROWS):
+        yield _band(segment, (start, min(start + BAND_ROWS, last)), (low, high))
+
+
+def _staircase(upper: Limit, rows: tuple[int, int], keys: tuple[int, int]) -> Iterator[Tile]:
+    """Cut rows that see the keys from the first one up to a limit."""
+    (first, last), (low, high) = rows, keys
+    if first >= last:
+        return
+    turn = min(max(high - upper.offset + 1, first), last) if upper.slides else first
+    if first < turn and upper(first) >= high:  # one row, which sees everything
+        turn = first
+    if first < turn:
+        corner = upper(first) - 1
+        if low < corner:
+            yield Tile((first, turn), (low, corner))
+        yield Tile((first, turn), (corner, corner + turn - first), causal=True)
+    if turn < last:
+        yield Tile((turn, last), keys)
+
+
+def _band(segment: Segment, rows: tuple[int, int], keys: tuple[int, int]) -> Tile:
+    """Give rows with a sliding lower limit as one tile, cut to the keys that they see."""
+    (first, last), (low, high) = rows, keys
+    low = max(low, segment.lower(first))
+    high = min(high, segment.upper(last - 1))
+    lower, upper = (
+        Limit(limit(first) - low, slides=limit.slides) for limit in (segment.lower, segment.upper)
+    )
+    return Tile(rows, (low, high), band=(lower, upper))
+
+
+def _moved(tile: Tile, rows: int, keys: int) -> Tile:
+    return replace(
+        tile,
+        rows=(tile.rows[0] + rows, tile.rows[1] + rows),
+        keys=(tile.keys[0] + keys, tile.keys[1] + keys),
+    )
+
+
+def _fused(tiles: list[Tile]) -> list[Tile]:
+    """Join full tiles side by side, so that a kernel is launched once for them."""
+    done: list[Tile] = []
+    for tile in tiles:
+        recent = range(max(len(done) - _NEARBY, 0), len(done))
+        at = next((i for i in recent if _joins(done[i], tile)), None)
+        if at is None:
+            done.append(tile)
+        elif done[at].rows == tile.rows:
+            done[at] = Tile(tile.rows, (done[at].keys[0], tile.keys[1]))
+        else:
+            done[at] = Tile((done[at].rows[0], tile.rows[1]), tile.keys)
+    return done
+
+
+def _joins(one: Tile, other: Tile) -> bool:
+    if not (one.full and other.full):
+        return False
+    beside = one.rows == other.rows and one.keys[1] == other.keys[0]
+    below = one.keys == other.keys and one.rows[1] == other.rows[0]
+    return beside or below

@@ -1,0 +1,188 @@
+"""Tries a plan out: runs it on drawn tensors, times it, and compares it with dense attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from charm_sched.errors import RuntimeFailure
+from charm_sched.plans import Plan, Schedule
+from charm_sched.runtime.autograd import TIMEOUT, attention
+from charm_sched.runtime.checks import forward_of
+from charm_sched.runtime.numerics import DTYPES
+from charm_sched.runtime.recording import Recorder
+from charm_sched.runtime.sharding import shard, unshard
+from charm_sched.timeline import Timeline
+from charm_sched.workload import Workload
+
+MOST_CHECKED_FLOPS = 1e12  # about a minute on one core
+_BLOCK = 256  # query rows at once, so that memory grows with the length and not its square
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Trial:
+    """What a trial found.
+
+    Attributes:
+        timelines: Measured timelines of each direction, one per repetition; on rank 0.
+        max_error: Largest absolute difference from dense attention in fp64, per direction: of the
+            output, and of the gradients; on rank 0, None where it was not compared.
+    """
+
+    timelines: Mapping[str, list[Timeline]]
+    max_error: Mapping[str, float] | None
+
+
+def join_world(timeout: float = TIMEOUT) -> tuple[int, int]:
+    """Join the processes that torchrun started; give this rank and their number.
+
+    Raises:
+        RuntimeFailure: Not started by torchrun, or the others do not come.
+    """
+    if not dist.is_torchelastic_launched():
+        raise RuntimeFailure(
+            "charm-run runs under torchrun: torchrun --nproc-per-node N -m charm_sched.run ..."
+        )
+    try:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
+    except RuntimeError as error:
+        raise RuntimeFailure(f"the processes do not find each other: {error}") from error
+    return dist.get_rank(), dist.get_world_size()
+
+
+def leave_world() -> None:
+    """Part from the other processes."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def broadcast(content: bytes | None) -> bytes:
+    """Give all ranks what rank 0 has."""
+    length = torch.tensor([len(content or b"")])
+    dist.broadcast(length, src=0)
+    data = torch.zeros(int(length), dtype=torch.uint8)
+    if content:
+        data = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    if len(data):
+        dist.broadcast(data, src=0)
+    return data.numpy().tobytes()
+
+
+def try_out(
+    plan: Schedule | Plan,
+    *,
+    repeat: int = 5,
+    timeout: float = TIMEOUT,
+    backend: str | None = None,
+    seed: int = 0,
+) -> Trial:
+    """Run a plan on drawn tensors; all ranks must call.
+
+    Args:
+        plan: A schedule, or a forward plan.
+        repeat: How often it is timed, after one run that is not.
+        timeout: Seconds that a transfer may take.
+        backend: Kernel; see `attention`.
+        seed: Draws the tensors.
+
+    Raises:
+        RuntimeFailure: A run failed.
+    """
+    work = forward_of(plan).workload
+    tensors = draw_tensors(work, seed)
+    parts = [shard(x, plan) for x in tensors]
+    recorder = Recorder()
+    results = _once(plan, parts, timeout, backend, None)
+    for _ in range(repeat):
+        results = _once(plan, parts, timeout, backend, recorder)
+    timelines: dict[str, list[Timeline]] = {}
+    for line in recorder.timelines():
+        timelines.setdefault(line.plan.direction, []).append(line)
+    return Trial(timelines=timelines, max_error=_compare(plan, work, tensors, results))
+
+
+def _once(
+    plan: Schedule | Plan,
+    parts: list[Tensor],
+    timeout: float,
+    backend: str | None,
+    recorder: Recorder | None,
+) -> list[Tensor]:
+    """Give this rank's output and, under a schedule, its gradients."""
+    differentiable = isinstance(plan, Schedule)
+    inputs = [x.detach().requires_grad_(differentiable) for x in parts[:3]]
+    q, k, v = inputs
+    out = attention(q, k, v, plan=plan, timeout=timeout, backend=backend, recorder=recorder)
+    if not differentiable:
+        return [out]
+    return [out.detach(), *torch.autograd.grad(out, inputs, parts[3])]
+
+
+def _compare(
+    plan: Schedule | Plan, work: Workload, tensors: tuple[Tensor, ...], results: list[Tensor]
+) -> dict[str, float] | None:
+    found = [unshard(x, plan) for x in results]
+    pairs = work.heads * work.seq_len**2
+    flops = pairs * (work.flops_per_pair("forward") + work.flops_per_pair("backward"))
+    if dist.get_rank() or flops > MOST_CHECKED_FLOPS:
+        return None
+    exact = dense_attention(work, *tensors)
+    wrong = [
+        float((have.double() - want).abs().max()) for have, want in zip(found, exact, strict=False)
+    ]
+    return {"forward": wrong[0], **({"backward": max(wrong[1:])} if wrong[1:] else {})}
+
+
+def draw_tensors(work: Workload, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Draw whole q, k, v and the gradient of the output from a normal distribution."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(heads: int, size: int) -> Tensor:
+        shape = (work.batch, heads, work.seq_len, size)
+        return torch.randn(shape, generator=generator).to(DTYPES[work.dtype])
+
+    q, k = draw(work.heads, work.head_dim), draw(work.num_kv_heads, work.head_dim)
+    return q, k, draw(work.num_kv_heads, work.value_dim), draw(work.heads, work.value_dim)
+
+
+def dense_attention(
+    work: Workload, q: Tensor, k: Tensor, v: Tensor, dout: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Attend on this device in fp64, straight from the definition.
+
+    Returns:
+        The output and the gradients of q, k and v, each of its whole shape.
+    """
+    q, k, v, dout = (x.double() for x in (q, k, v, dout))
+    out, dq, dk, dv = (torch.zeros_like(x) for x in (dout, q, k, v))
+    lower, upper = _limits(work)
+    key = torch.arange(work.seq_len)
+    for first in range(0, work.seq_len, _BLOCK):
+        rows = slice(first, first + _BLOCK)
+        seen = (lower[rows, None] <= key) & (key < upper[rows, None])
+        for head in range(work.heads):
+            at, shared = (slice(None), head, rows), (slice(None), head // work.heads_per_kv)
+            scores = (q[at] @ k[shared].mT) * work.scale
+            p = torch.softmax(scores.masked_fill_(~seen, -torch.inf), -1)
+            out[at] = p @ v[shared]
+            dp = dout[at] @ v[shared].mT
+            ds = p * (dp - (dout[at] * out[at]).sum(-1, keepdim=True)) * work.scale
+            dq[at] = ds @ k[shared]
+            dk[shared] += ds.mT @ q[at]
+            dv[shared] += p.mT @ dout[at]
+    return out, dq, dk, dv
+
+
+def _limits(work: Workload) -> tuple[Tensor, Tensor]:
+    """Give the first and past-the-last key that each row sees, ``[seq_len]`` each."""
+    lower, upper = (torch.zeros(work.seq_len, dtype=torch.int64) for _ in range(2))
+    for segment in work.mask_rule.segments(work.seq_len):
+        rows = torch.arange(segment.first, segment.last)
+        for limits, limit in ((lower, segment.lower), (upper, segment.upper)):
+            limits[segment.first : segment.last] = limit.offset + rows * limit.slides
+    return lower, upper
