@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import os
 import sys
-import textwrap
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from charm_sched import __version__
 from charm_sched.errors import CharmSchedError, TopologyError
-from charm_sched.options import add_workload_flags, argument, names_workload, read_workload
+from charm_sched.options import Help, add_workload_flags, argument, names_workload, read_workload
 
 if TYPE_CHECKING:
     from charm_sched.output import Saved
@@ -75,20 +74,13 @@ def _complain(message: str, status: int = 1) -> int:
     return status
 
 
-class _Help(RawDescriptionHelpFormatter):
-    """Keeps names such as charm-topo and docs-full in one piece."""
-
-    def _split_lines(self, text: str, width: int) -> list[str]:
-        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
-
-
 def _parser(name: str, usage: str, description: str, epilog: str = "") -> ArgumentParser:
     return ArgumentParser(
         prog=name,
         usage=usage,
         description=description,
         epilog=epilog,
-        formatter_class=_Help,
+        formatter_class=Help,
         allow_abbrev=False,
     )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentTypeError
+import textwrap
+from argparse import ArgumentTypeError, RawDescriptionHelpFormatter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
@@ -22,6 +23,13 @@ HEAD_FLAGS = ("heads", "kv_heads", "head_dim", "v_head_dim")
 Value = TypeVar("Value")
 
 
+class Help(RawDescriptionHelpFormatter):
+    """Keeps names such as charm-topo and docs-full in one piece."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+
 def add_workload_flags(parser: ArgumentParser) -> None:
     """Add the flags that describe what is computed, and by whom."""
     group = parser.add_argument_group(
@@ -34,14 +42,14 @@ def add_workload_flags(parser: ArgumentParser) -> None:
         help=f"heads of a published model: {', '.join(MODELS)}",
     )
     for flag, what in zip(HEAD_FLAGS, _HEAD_HELP, strict=True):
-        group.add_argument(f"--{flag.replace('_', '-')}", metavar="N", type=_count, help=what)
+        group.add_argument(f"--{flag.replace('_', '-')}", metavar="N", type=count, help=what)
     group.add_argument(
         "--seq-len",
         metavar="TOKENS",
         type=argument(parse_tokens),
         help="tokens in the sequence, such as 2999, 128K (K is 1024) or 1M",
     )
-    group.add_argument("--batch", metavar="N", type=_count, help="sequences (default: 1)")
+    group.add_argument("--batch", metavar="N", type=count, help="sequences (default: 1)")
     group.add_argument("--dtype", choices=tuple(DTYPE_BYTES), help="of q, k, v (default: bf16)")
     group.add_argument(
         "--grad-dtype",
@@ -73,7 +81,7 @@ def _add_placement(group: _ArgumentGroup) -> None:
     )
     who = group.add_mutually_exclusive_group()
     who.add_argument(
-        "--ranks", metavar="N", type=_count, help="N devices, spread evenly over the domains"
+        "--ranks", metavar="N", type=count, help="N devices, spread evenly over the domains"
     )
     who.add_argument(
         "--devices",
@@ -164,7 +172,8 @@ def argument(read: Callable[[str], Value]) -> Callable[[str], Value]:
     return convert
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
+    """Read a whole number of 1 or more."""
     if not (text.isascii() and text.isdecimal()) or int(text) < 1:
         raise ArgumentTypeError(f"expected a whole number of 1 or more, found {text!r}")
     return int(text)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from charm_sched import __version__
 from charm_sched.errors import CharmSchedError, RuntimeFailure, WorkloadError
-from charm_sched.options import add_workload_flags, read_workload
+from charm_sched.options import Help, add_workload_flags, count, read_workload
 
 if TYPE_CHECKING:
     from charm_sched.plans import Plan, Schedule
@@ -55,6 +55,7 @@ def _parser() -> ArgumentParser:
         usage="torchrun --nproc-per-node N -m charm_sched.run PLAN|TOPOLOGY [options]",
         description="Execute a plan on torch.distributed (gloo) with drawn tensors, compare the "
         "results with dense attention on one device and the times with the prediction.",
+        formatter_class=Help,
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -72,7 +73,7 @@ def _parser() -> ArgumentParser:
         help="pass to report; a backward runs its forward first (default: both)",
     )
     parser.add_argument(
-        "--repeat", metavar="N", type=_positive, default=5, help="timed runs (default: 5)"
+        "--repeat", metavar="N", type=count, default=5, help="timed runs (default: 5)"
     )
     parser.add_argument(
         "--timeout",
@@ -90,12 +91,6 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     add_workload_flags(parser)
     return parser
-
-
-def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise ValueError(text)
-    return number
 
 
 def _run(args: Namespace) -> None:
