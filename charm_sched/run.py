@@ -53,7 +53,7 @@ def _parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog="charm-run",
         usage="torchrun --nproc-per-node N -m charm_sched.run PLAN|TOPOLOGY [options]",
-        description="Execute a plan on torch.distributed (gloo) with drawn tensors, compare the "
+        description="Execute a plan on torch.distributed (gloo) with drawn tensors, compare the\n"
         "results with dense attention on one device and the times with the prediction.",
         formatter_class=Help,
         allow_abbrev=False,
