@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -16,7 +17,7 @@ from torch import Tensor
 from charm_sched.runtime import compute
 from charm_sched.runtime.kernels import Kernel
 from charm_sched.runtime.memory import Memory
-from charm_sched.runtime.program import Combine, Compute, Program, Receive, Send
+from charm_sched.runtime.program import Combine, Compute, Program, Receive, Send, Step
 from charm_sched.runtime.transport import Done, Transport
 
 
@@ -47,7 +48,9 @@ class Execution:
         *,
         scale: float,
         observer: Observer | None = None,
+        pace: Sequence[float] | None = None,
     ) -> None:
+        """Set a run up; ``pace`` gives the least seconds that each row's kernel takes."""
         self.program = program
         self.left = len(program.steps)
         self._memory = memory
@@ -55,6 +58,7 @@ class Execution:
         self._transport = transport
         self._scale = scale
         self._observer = observer
+        self._pace = pace
         self._lock = threading.Lock()
         self._waits = list(program.waits)
         self._gate_left = [len(before) for before, _ in program.gates]
@@ -113,6 +117,12 @@ class Execution:
         """Do an attend or a merge."""
         step = self.program.steps[number]
         self._observe_start(step.row)
+        begin = time.monotonic()
+        self._do(number, step)
+        if self._pace is not None:
+            time.sleep(max(0.0, begin + self._pace[step.row] - time.monotonic()))
+
+    def _do(self, number: int, step: Step) -> None:
         match step:
             case Compute(grads=()):
                 compute.attend_forward(step, self._memory, self._kernel, self._scale)

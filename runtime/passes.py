@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -83,6 +83,7 @@ def set_up_forward(
     kernel: Kernel,
     scale: float,
     observer: Observer | None = None,
+    pace: Sequence[float] | None = None,
 ) -> Forward:
     """Set a forward pass up.
 
@@ -94,6 +95,7 @@ def set_up_forward(
         kernel: Computes tiles.
         scale: The softmax scale.
         observer: Is told when steps start and end.
+        pace: Least seconds that each row's kernel takes.
     """
     accumulate = worker.program.precision.accumulate
     out = torch.zeros((*q.shape[:3], v.shape[3]), dtype=accumulate)
@@ -102,7 +104,7 @@ def set_up_forward(
         worker.program, worker.slots, own={"q": (q,), "kv": (k, v)}, home={"o": (out, lse)}
     )
     execution = Execution(
-        worker.program, memory, kernel, worker.transport, scale=scale, observer=observer
+        worker.program, memory, kernel, worker.transport, scale=scale, observer=observer, pace=pace
     )
     return Forward(execution=execution, memory=memory, data=q.dtype)
 
@@ -115,6 +117,7 @@ def set_up_backward(
     scale: float,
     residents: Mapping[str, Fields],
     observer: Observer | None = None,
+    pace: Sequence[float] | None = None,
 ) -> Backward:
     """Set a backward pass up.
 
@@ -125,6 +128,7 @@ def set_up_backward(
         scale: The softmax scale.
         residents: What the forward kept, by the item's text.
         observer: Is told when steps start and end.
+        pace: Least seconds that each row's kernel takes.
     """
     q, k, v, out, lse, dout = tensors
     accumulate = worker.program.precision.accumulate
@@ -137,6 +141,6 @@ def set_up_backward(
         residents=residents,
     )
     execution = Execution(
-        worker.program, memory, kernel, worker.transport, scale=scale, observer=observer
+        worker.program, memory, kernel, worker.transport, scale=scale, observer=observer, pace=pace
     )
     return Backward(execution=execution, memory=memory, data=q.dtype)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import platform
 import time
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,14 +24,24 @@ _PATIENCE = 300.0
 
 
 class PassRecord:
-    """When the steps of one rank started and ended in one pass, in seconds; NaN for others'."""
+    """When the steps of one rank started and ended in one pass, in seconds; NaN for others'.
 
-    def __init__(self, plan: Plan, communicators: Communicators) -> None:
+    Args:
+        plan: The plan of the pass.
+        communicators: All its ranks make a record together.
+        delay: Seconds from the barrier to the instant that counts as zero; see `wait`.
+    """
+
+    def __init__(self, plan: Plan, communicators: Communicators, delay: float = 0.0) -> None:
         self.plan = plan
         self._communicators = communicators
         self.start: NDArray[np.float64] = np.full(len(plan), np.nan)
         self.end: NDArray[np.float64] = np.full(len(plan), np.nan)
-        self._zero = _agree_on_zero(communicators)
+        self._zero = _agree_on_zero(communicators) + delay
+
+    def wait(self) -> None:
+        """Wait for the instant zero, so that all ranks of one machine start together."""
+        time.sleep(max(0.0, self._zero - time.monotonic()))
 
     def started(self, row: int, when: float) -> None:
         """Note a start; see `Observer`."""
@@ -41,27 +52,41 @@ class PassRecord:
         self.end[row] = when - self._zero
 
     def gather(self) -> Timeline | None:
-        """Put the records of all ranks together, on rank 0; all ranks must call.
-
-        A transfer starts when the later of its two ends was posted, and ends when the receiver has
-        it.
-        """
-        columns, rank = self.plan.columns, self._communicators.rank
-        sends = (columns.op == TRANSFER) & (columns.rank == rank)
-        end = np.where(sends, np.nan, self.end)
-        records = self._communicators.gather((self.start.tolist(), end.tolist()), _PATIENCE)
-        if rank:
+        """Put the records of all ranks together, on rank 0; all ranks must call."""
+        start, end = self.own
+        records = self._communicators.gather((start.tolist(), end.tolist()), _PATIENCE)
+        if self._communicators.rank:
             return None
-        start, last = (np.fmax.reduce(np.array(column)) for column in zip(*records, strict=True))
-        if np.isnan(start).any() or np.isnan(last).any():
-            raise RuntimeFailure("timeline: some op was not run; gather after the pass has ended")
-        return Timeline(
-            plan=self.plan,
-            start=np.minimum(start, last),
-            end=last,
-            source="measured",
-            topology=self.plan.topology,
-        )
+        return merged(self.plan, [(np.array(s), np.array(e)) for s, e in records])
+
+    @property
+    def own(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """This rank's starts and ends, for `merged`; a transfer's end is the receiver's."""
+        columns = self.plan.columns
+        sends = (columns.op == TRANSFER) & (columns.rank == self._communicators.rank)
+        return self.start, np.where(sends, np.nan, self.end)
+
+
+def merged(
+    plan: Plan, records: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]
+) -> Timeline:
+    """Put the records of all ranks of a pass together.
+
+    A transfer starts when the later of its two ends was posted, and ends when the receiver has it.
+
+    Raises:
+        RuntimeFailure: Some op was not run.
+    """
+    start, end = (np.fmax.reduce(np.array(column)) for column in zip(*records, strict=True))
+    if np.isnan(start).any() or np.isnan(end).any():
+        raise RuntimeFailure("timeline: some op was not run; gather after the pass has ended")
+    return Timeline(
+        plan=plan,
+        start=np.minimum(start, end),
+        end=end,
+        source="measured",
+        topology=plan.topology,
+    )
 
 
 class Recorder:

@@ -23,15 +23,15 @@ LAYERS = (
     ("profile*", "topology*", "domain*", "routing", "masks", "workload", "partition"),
     ("items", "ops", "plans"),
     (
-        "accesses", "areas", "builder", "cost", "hazards", "memory", "progress", "rectangles",
-        "storage*", "timeline", "trace", "verifier", "waits",
+        "accesses", "areas", "builder", "cost", "hazards", "memory", "probe", "progress",
+        "rectangles", "scaling", "storage*", "timeline", "trace", "verifier", "waits",
     ),
     ("planners", "planners.*", "strategies"),
-    ("simulator", "simulator.*", "runtime", "runtime.*"),
+    ("simulator", "simulator.*", "runtime", "runtime.*", "testbed", "testbed.*"),
     ("results", "search*"),
     (
-        "assess", "cli", "options", "output", "render*", "report", "run", "sweep", "terminal",
-        "testbed", "testbed.*",
+        "assess", "cli", "experiment", "faults", "lab", "options", "output", "render*", "report",
+        "run", "sweep", "terminal",
     ),
 )  # fmt: skip
 IMPORTERS = {  # who may import a library at all

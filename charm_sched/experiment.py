@@ -1,0 +1,210 @@
+"""An experiment on the testbed: probe, calibrate, predict, run, compare.
+
+The prediction rests on the topology file, scaled, and on the probe's transfers; never on a run of
+attention. Kernels take the time of the file's model (paced) or compute for real.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from charm_sched.cost import op_seconds
+from charm_sched.plans import Plan, Schedule
+from charm_sched.probe import Calibration, calibrate, patterns
+from charm_sched.results import Comparison, Result
+from charm_sched.scaling import scaled
+from charm_sched.search import plan_all
+from charm_sched.simulator import simulate
+
+if TYPE_CHECKING:
+    from charm_sched.runtime.lab import Lab
+    from charm_sched.testbed import Testbed
+    from charm_sched.timeline import Timeline
+    from charm_sched.topology import Topology
+    from charm_sched.workload import Workload
+
+PROBE_REPEATS = 3
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Trial:
+    """One strategy and direction, predicted and measured.
+
+    Attributes:
+        result: The plan with its predicted timeline.
+        timelines: Measured ones.
+        max_error: Largest absolute difference from dense attention; None where paced.
+        speedup_vs_ring: Of the measured medians; None without ring.
+    """
+
+    result: Result
+    timelines: tuple[Timeline, ...]
+    max_error: float | None
+    speedup_vs_ring: float | None = None
+
+    @property
+    def measured(self) -> float:
+        """Median makespan, seconds."""
+        return statistics.median(line.makespan for line in self.timelines)
+
+    @property
+    def spread(self) -> float:
+        """Longest minus shortest makespan, seconds."""
+        spans = [line.makespan for line in self.timelines]
+        return max(spans) - min(spans)
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, minus one."""
+        return self.result.timeline.makespan / self.measured - 1
+
+    @property
+    def typical(self) -> Timeline:
+        """The measured timeline whose makespan is nearest to the median."""
+        return min(self.timelines, key=lambda line: abs(line.makespan - self.measured))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Experiment:
+    """What was found on one machine with one workload.
+
+    Attributes:
+        topology: The machine as its file states it.
+        scale: What its rates were multiplied by.
+        calibration: What the probe found on the scaled machine.
+        comparison: The predictions, on the calibrated scaled machine.
+        trials: One per strategy and direction.
+        paced: Whether kernels took modelled times instead of computing.
+    """
+
+    topology: Topology
+    scale: float
+    calibration: Calibration
+    comparison: Comparison
+    trials: tuple[Trial, ...]
+    paced: bool
+
+
+@contextmanager
+def laboratory(
+    topology: Topology, devices: Sequence[str], scale: float, *, timeout: float
+) -> Iterator[tuple[Testbed, Lab]]:
+    """Give a network of some devices of a machine, with a rank on each.
+
+    Raises:
+        TestbedError: It cannot be built here.
+        RuntimeFailure: The ranks cannot connect.
+    """
+    from charm_sched.runtime.lab import Lab
+    from charm_sched.testbed import Testbed
+
+    with Testbed(topology, devices, scale=scale) as bed, Lab(bed, devices, timeout=timeout) as lab:
+        yield bed, lab
+
+
+def probe(lab: Lab, topology: Topology, devices: Sequence[str], *, timeout: float) -> Calibration:
+    """Measure transfers alone, and calibrate a (scaled) machine with them."""
+    measured = []
+    for pattern in patterns(topology, devices):
+        found = lab.run(
+            pattern.plan, [[0.0] * len(pattern.plan)], repeat=PROBE_REPEATS, timeout=timeout
+        )
+        measured.append((pattern, found.timelines["forward"]))
+    return calibrate(topology, measured)
+
+
+def experiment(
+    lab: Lab,
+    topology: Topology,
+    devices: Sequence[str],
+    workload: Workload,
+    calibration: Calibration,
+    *,
+    scale: float,
+    strategies: Sequence[str],
+    directions: Sequence[str],
+    repeat: int,
+    timeout: float,
+    paced: bool,
+    say: Say = lambda text: None,
+) -> Experiment:
+    """Predict and run strategies on a laboratory.
+
+    Args:
+        lab: Ranks on the scaled machine.
+        topology: The machine as its file states it.
+        devices: Device of each rank.
+        workload: What is computed.
+        calibration: What the probe found.
+        scale: What the machine's rates are multiplied by.
+        strategies: Names.
+        directions: ``forward``, ``backward`` or both.
+        repeat: Timed runs each.
+        timeout: Seconds that a transfer may take.
+        paced: Whether kernels take the modelled time instead of computing.
+        say: Told what is being done.
+    """
+    compared = plan_all(
+        calibration.topology,
+        workload,
+        strategies=strategies,
+        directions=directions,
+        devices=devices,
+    )
+    predicted = [_as_gloo(result, calibration.topology) for result in compared.results]
+    slow = scaled(topology, scale)
+    trials: list[Trial] = []
+    for name in dict.fromkeys(result.strategy for result in predicted):
+        say(f"running {name}")
+        rows = [result for result in predicted if result.strategy == name]
+        trials += _run(lab, rows, slow, repeat=repeat, timeout=timeout, paced=paced)
+    ring = {t.result.direction: t.measured for t in trials if t.result.strategy == "ring"}
+    return Experiment(
+        topology=topology,
+        scale=scale,
+        calibration=calibration,
+        comparison=replace(compared, results=tuple(predicted)),
+        trials=tuple(
+            replace(trial, speedup_vs_ring=ring[trial.result.direction] / trial.measured)
+            if trial.result.direction in ring
+            else trial
+            for trial in trials
+        ),
+        paced=paced,
+    )
+
+
+def _as_gloo(result: Result, topology: Topology) -> Result:
+    """Predict a plan as gloo runs it: each transfer waits for its own input and slot."""
+    return replace(result, timeline=simulate(result.plan, topology, rule="free"))
+
+
+def _run(
+    lab: Lab,
+    rows: Sequence[Result],
+    machine: Topology,
+    *,
+    repeat: int,
+    timeout: float,
+    paced: bool,
+) -> list[Trial]:
+    """Run one strategy's plans on the ranks."""
+    plans = [row.plan for row in rows]
+    stored: Plan | Schedule = plans[0]
+    if len(plans) == 2:
+        stored = Schedule(forward=plans[0], backward=plans[1])
+    seconds = [op_seconds(plan, machine).seconds.tolist() for plan in plans] if paced else None
+    found = lab.run(stored, seconds, repeat=repeat, timeout=timeout)
+    return [
+        Trial(
+            result=row,
+            timelines=tuple(found.timelines[row.direction]),
+            max_error=None if found.max_error is None else found.max_error[row.direction],
+        )
+        for row in rows
+    ]

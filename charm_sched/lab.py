@@ -1,0 +1,247 @@
+"""The command charm-lab: a topology as a real network on this machine, and plans that run on it.
+
+Results go to stdout, everything else to stderr. Exit 0: done; 1: a problem in what the user gave or
+in the machine; 2: usage.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from charm_sched import __version__
+from charm_sched.errors import CharmSchedError, RuntimeFailure
+from charm_sched.faults import parse_fault
+from charm_sched.options import Help, add_workload_flags, argument, count, read_workload
+
+if TYPE_CHECKING:
+    from charm_sched.experiment import Experiment
+    from charm_sched.runtime.lab import Lab
+    from charm_sched.testbed import Testbed
+    from charm_sched.topology import Topology
+    from charm_sched.workload import Workload
+
+PIECES = (1 << 20, 1 << 22)
+LAB_HEADS, LAB_HEAD_DIM = 8, 128
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run charm-lab."""
+    args = _parser().parse_args(argv)
+    try:
+        _run(args)
+        sys.stdout.flush()
+    except CharmSchedError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)  # noqa: T201
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        prog="charm-lab",
+        usage="charm-lab TOPOLOGY... [workload flags] [options]",
+        description="Build a topology as a network of namespaces on this machine, rates scaled\n"
+        "alike, measure transfers, predict plans from these, run them, and compare.\n"
+        "Needs Linux, root and PyTorch.",
+        epilog="Without --seq-len two lengths are run: 1 and 4 MiB of keys and values per rank,\n"
+        "with 8 heads of 128 and a full mask, which is limited by communication.",
+        formatter_class=Help,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "topologies", metavar="TOPOLOGY", nargs="+", help="a file, or the name of a shipped one"
+    )
+    parser.add_argument(
+        "--strategy",
+        metavar="NAME[,NAME...]",
+        default="ring,charm",
+        help="strategies to run (default: ring,charm)",
+    )
+    parser.add_argument(
+        "--direction",
+        choices=("forward", "backward", "both"),
+        default="both",
+        help="pass to run (default: both)",
+    )
+    _add_run_flags(parser)
+    add_workload_flags(parser)
+    return parser
+
+
+def _add_run_flags(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--scale",
+        metavar="FACTOR",
+        type=argument(_factor),
+        help="what all rates are multiplied by (default: what this machine carries, measured)",
+    )
+    parser.add_argument(
+        "--real",
+        action="store_true",
+        help="compute real attention and compare it with dense attention; otherwise kernels take "
+        "the time of the model (paced)",
+    )
+    parser.add_argument(
+        "--fault",
+        metavar="FAULT",
+        type=argument(parse_fault),
+        help="disturb one run: slow:LINK=FACTOR@SECONDS, cut:LINK@SECONDS, flap:LINK@SECONDS or "
+        "kill:RANK@SECONDS; LINK is FROM->TO; prints what every rank says",
+    )
+    parser.add_argument(
+        "--repeat", metavar="N", type=count, default=5, help="timed runs (default: 5)"
+    )
+    parser.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=float,
+        default=60.0,
+        help="longest time for one transfer (default: 60)",
+    )
+    parser.add_argument(
+        "--markdown", metavar="FILE", type=Path, help="also write the tables as Markdown"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+
+
+def _factor(text: str) -> float:
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = 0.0
+    if not 0 < factor < float("inf"):
+        raise ArgumentTypeError(f"expected a positive factor such as 5e-4, found {text!r}")
+    return factor
+
+
+def _run(args: Namespace) -> None:
+    from charm_sched import experiment
+    from charm_sched.scaling import scaled
+    from charm_sched.terminal import progress_line
+    from charm_sched.testbed import missing
+    from charm_sched.topology import load_topology
+
+    if find_spec("torch") is None:
+        raise RuntimeFailure("charm-lab needs PyTorch: pip install 'charm-sched[runtime]'")
+    if reason := missing():
+        raise RuntimeFailure(reason)
+    found: list[Experiment] = []
+    for name in args.topologies:
+        topology = load_topology(name)
+        devices = args.devices or topology.select(args.ranks or len(topology.devices))
+        with progress_line(topology.name, quiet=args.json) as say:
+            tell = say or (lambda text: None)
+            scale = args.scale or _measured_scale(topology, devices)
+            tell("building the network")
+            slow = scaled(topology, scale)
+            with experiment.laboratory(
+                topology, devices, scale, timeout=max(args.timeout, 60.0)
+            ) as (bed, lab):
+                tell("probing")
+                calibration = experiment.probe(lab, slow, devices, timeout=args.timeout)
+                for workload in _workloads(args, len(devices)):
+                    if args.fault:
+                        _disturb(args, bed, lab, slow, workload)
+                        continue
+                    found.append(
+                        experiment.experiment(
+                            lab, topology, devices, workload, calibration,
+                            scale=scale,
+                            strategies=tuple(args.strategy.split(",")),
+                            directions=_directions(args),
+                            repeat=args.repeat,
+                            timeout=args.timeout,
+                            paced=not args.real,
+                            say=tell,
+                        )
+                    )  # fmt: skip
+    if found:
+        _report(args, found)
+
+
+def _directions(args: Namespace) -> tuple[str, ...]:
+    if args.direction == "both" or args.real:  # a real backward needs its forward
+        return ("forward", "backward")
+    return (args.direction,)
+
+
+def _measured_scale(topology: Topology, devices: Sequence[str]) -> float:
+    from charm_sched.testbed.capacity import choose_scale
+
+    return choose_scale(topology, devices)
+
+
+def _workloads(args: Namespace, ranks: int) -> list[Workload]:
+    """Give the workload of the flags, or the two of the laboratory."""
+    from dataclasses import replace
+
+    from charm_sched.workload import Workload
+
+    if args.seq_len is not None or args.model is not None:
+        return [read_workload(args)]
+    one = Workload(
+        seq_len=ranks,
+        heads=args.heads or LAB_HEADS,
+        kv_heads=args.kv_heads or args.heads or LAB_HEADS,
+        head_dim=args.head_dim or LAB_HEAD_DIM,
+        v_head_dim=args.v_head_dim,
+        batch=args.batch or 1,
+        dtype=args.dtype or "bf16",
+        grad_dtype=args.grad_dtype,
+        mask=args.mask or "full",
+    )
+    row = one.num_kv_heads * one.row_bytes("kv")
+    return [replace(one, seq_len=ranks * max(1, piece // row)) for piece in PIECES]
+
+
+def _disturb(args: Namespace, bed: Testbed, lab: Lab, slow: Topology, workload: Workload) -> None:
+    """Run one plan, disturb it, and print what every rank says."""
+    from charm_sched.cost import op_seconds
+    from charm_sched.faults import action, finish_disturbed
+    from charm_sched.plans import Plan
+    from charm_sched.runtime.lab import LabFailure
+    from charm_sched.search import plan
+
+    name = args.strategy.split(",")[-1]
+    made = plan(slow, workload, strategy=name, direction="forward", devices=lab.devices)
+    assert isinstance(made, Plan)
+    act = action(args.fault, bed, lab, slow)
+    lab.start(made, [op_seconds(made, slow).seconds.tolist()], repeat=1, timeout=args.timeout)
+    try:
+        found, seconds = finish_disturbed(lab, args.fault, act)
+    except LabFailure as failure:
+        for rank, message in enumerate(failure.messages):
+            _say(message or f"rank {rank}: finished")
+        raise
+    (line,) = found.timelines["forward"]
+    _say(f"all ranks finished after {seconds:.2f} s; makespan {line.makespan:.3f} s")
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201
+
+
+def _report(args: Namespace, found: Sequence[Experiment]) -> None:
+    from charm_sched import report, terminal
+    from charm_sched.render_lab import lab_document, markdown, show
+
+    if args.markdown:
+        args.markdown.write_text(markdown(found))
+    if args.json:
+        report.write_json(report.combined([lab_document(each) for each in found]))
+        return
+    with terminal.results() as console:
+        for each in found:
+            show(console, each)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

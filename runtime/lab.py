@@ -1,0 +1,310 @@
+"""Ranks on a testbed: a process per device, in its namespace, that runs plans on command.
+
+The processes are forked after torch is imported, move into their namespaces, and die with their
+parent. Commands and results go through pipes, so that just the plans use the network.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+from charm_sched.errors import CharmSchedError, RuntimeFailure
+from charm_sched.plans import Plan, Schedule
+from charm_sched.runtime.layout import Fields
+from charm_sched.runtime.pacing import run_paced
+from charm_sched.runtime.recording import merged
+from charm_sched.runtime.session import session_of
+from charm_sched.runtime.trial import try_out
+from charm_sched.storage import load_plan, save_plan
+from charm_sched.timeline import Timeline
+
+if TYPE_CHECKING:
+    from charm_sched.testbed import Testbed
+
+_PR_SET_PDEATHSIG = 1
+_GRACE = 15.0  # seconds that a rank may take to answer beyond the timeout of its transfers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """What a rank is told to do.
+
+    Attributes:
+        plan: A stored plan or schedule, as bytes of a ``.npz``.
+        seconds: Per plan, the least time of each row's kernel; None to compute for real.
+        repeat: Timed runs, after one that is not.
+        timeout: Seconds that a transfer may take.
+    """
+
+    plan: bytes
+    seconds: tuple[Sequence[float], ...] | None
+    repeat: int
+    timeout: float
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Measured:
+    """What runs on the testbed took.
+
+    Attributes:
+        timelines: Per direction, one per repetition.
+        max_error: Largest absolute difference from dense attention per direction; None if paced.
+    """
+
+    timelines: Mapping[str, list[Timeline]]
+    max_error: Mapping[str, float] | None = None
+
+
+class LabFailure(RuntimeFailure):
+    """Ranks failed.
+
+    Attributes:
+        messages: What each rank said, in rank order; None where one succeeded.
+    """
+
+    def __init__(self, message: str, messages: Sequence[str | None] = ()) -> None:
+        super().__init__(message, messages)
+        self.messages = tuple(messages)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class Lab:
+    """The ranks of a testbed; a context manager.
+
+    Args:
+        bed: The network, built.
+        devices: Device of each rank.
+        timeout: Seconds that connecting may take.
+    """
+
+    def __init__(self, bed: Testbed, devices: Sequence[str], *, timeout: float = 60.0) -> None:
+        self._bed, self._devices, self._timeout = bed, tuple(devices), timeout
+        self._ends: list[Connection] = []
+        self._processes: list[Any] = []
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Lab:
+        folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="charm-lab-"))
+        forked = multiprocessing.get_context("fork")
+        for rank, device in enumerate(self._devices):
+            mine, theirs = forked.Pipe()
+            process = forked.Process(
+                target=_rank,
+                args=(theirs, self._bed, device, rank, len(self._devices), folder, self._timeout),
+                daemon=True,
+            )
+            process.start()
+            theirs.close()
+            self._ends.append(mine)
+            self._processes.append(process)
+        try:
+            self._answers(self._timeout)
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._close()
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Device of each rank."""
+        return self._devices
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks."""
+        return len(self._devices)
+
+    def kill(self, rank: int) -> None:
+        """Kill a rank's process, as a fault."""
+        self._processes[rank].kill()
+
+    def start(
+        self,
+        stored: Plan | Schedule,
+        seconds: Sequence[Sequence[float]] | None,
+        *,
+        repeat: int = 5,
+        timeout: float = 60.0,
+    ) -> None:
+        """Tell all ranks to run a plan; `finish` waits for them.
+
+        Args:
+            stored: A plan, or a schedule, whose backward runs after its forward.
+            seconds: Per plan, the least time of each row's kernel; None to compute for real and
+                compare with dense attention.
+            repeat: Timed runs, after one that is not.
+            timeout: Seconds that a transfer may take.
+        """
+        content = _to_bytes(stored)
+        paced = None if seconds is None else tuple(tuple(map(float, s)) for s in seconds)
+        job = _Job(plan=content, seconds=paced, repeat=repeat, timeout=timeout)
+        self._current = stored, job
+        for end in self._ends:
+            end.send(job)
+
+    def finish(self) -> Measured:
+        """Wait for what `start` started.
+
+        Raises:
+            LabFailure: Ranks failed or did not answer; each has its message.
+        """
+        stored, job = self._current
+        plans = stored.plans if isinstance(stored, Schedule) else (stored,)
+        longest = sum(max(s, default=0.0) * len(s) for s in job.seconds or ()) + 2 * job.timeout
+        answers = self._answers(_GRACE + (job.repeat + 1) * longest)
+        if job.seconds is None:
+            found: Measured = answers[0]
+            return found
+        timelines: dict[str, list[Timeline]] = {}
+        for number, plan in enumerate(plans):
+            passes = zip(*(answer[number] for answer in answers), strict=True)
+            timelines[plan.direction] = [merged(plan, records) for records in passes]
+        return Measured(timelines=timelines)
+
+    def run(
+        self,
+        stored: Plan | Schedule,
+        seconds: Sequence[Sequence[float]] | None,
+        *,
+        repeat: int = 5,
+        timeout: float = 60.0,
+    ) -> Measured:
+        """Run a plan on all ranks; see `start` and `finish`."""
+        self.start(stored, seconds, repeat=repeat, timeout=timeout)
+        return self.finish()
+
+    def _answers(self, patience: float) -> list[Any]:
+        """Collect one answer per rank."""
+        deadline = time.monotonic() + patience
+        answers: dict[int, tuple[bool, Any]] = {}
+        while len(answers) < len(self._ends):
+            open_ends = [end for rank, end in enumerate(self._ends) if rank not in answers]
+            ready = wait(open_ends, max(0.0, deadline - time.monotonic()))
+            if not ready:
+                break
+            for end in ready:
+                rank = self._ends.index(end)  # type: ignore[arg-type]
+                try:
+                    answers[rank] = self._ends[rank].recv()
+                except (EOFError, OSError):
+                    answers[rank] = (False, f"rank {rank}: its process ended")
+        missing = f"no answer within {patience:.0f} s"
+        messages = [
+            None if rank in answers and answers[rank][0]
+            else str(answers[rank][1]) if rank in answers else f"rank {rank}: {missing}"
+            for rank in range(len(self._ends))
+        ]  # fmt: skip
+        if any(messages):
+            first = next(message for message in messages if message)
+            count = sum(message is not None for message in messages)
+            raise LabFailure(f"{count} of {len(messages)} ranks failed; {first}", messages)
+        return [answers[rank][1] for rank in range(len(self._ends))]
+
+    def _close(self) -> None:
+        for end in self._ends:
+            end.close()
+        for process in self._processes:
+            process.join(1.0)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._stack.close()
+
+
+def _rank(
+    end: Connection,
+    bed: Testbed,
+    device: str,
+    rank: int,
+    size: int,
+    folder: str,
+    timeout: float,
+) -> None:
+    """Be one rank: connect, then run what is told until the parent closes its end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent closes us
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    try:
+        bed.enter(device)
+        torch.set_num_threads(1)
+        os.environ["GLOO_SOCKET_IFNAME"] = bed.interfaces(device)[0]
+        dist.init_process_group(
+            "gloo",
+            store=FileStore(str(Path(folder) / "store"), size),
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=timeout),
+        )
+        session_of(None, timeout)
+        end.send((True, None))
+    except Exception as error:
+        end.send((False, f"rank {rank} ({device}): cannot connect: {error}"))
+        return
+    while True:
+        try:
+            job = end.recv()
+        except (EOFError, OSError):
+            os._exit(0)  # without waiting for connections to peers that are gone
+        try:
+            end.send((True, _do(job)))
+        except CharmSchedError as error:
+            end.send((False, str(error)))
+        except Exception as error:
+            end.send((False, f"rank {rank}: {type(error).__name__}: {error}"))
+
+
+def _do(job: _Job) -> object:
+    stored = _from_bytes(job.plan)
+    if job.seconds is None:
+        trial = try_out(stored, repeat=job.repeat, timeout=job.timeout)
+        return Measured(timelines=trial.timelines, max_error=trial.max_error)
+    session = session_of(None, job.timeout)
+    plans = stored.plans if isinstance(stored, Schedule) else (stored,)
+    found: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in plans]
+    for repetition in range(job.repeat + 1):
+        kept: Mapping[str, Fields] = {}
+        for number, (plan, seconds) in enumerate(zip(plans, job.seconds, strict=True)):
+            record, kept = run_paced(session, plan, seconds, timeout=job.timeout, residents=kept)
+            if repetition:
+                found[number].append(record.own)
+    return found
+
+
+def _to_bytes(stored: Plan | Schedule) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        return save_plan(stored, Path(folder) / "plan.npz").read_bytes()
+
+
+def _from_bytes(content: bytes) -> Plan | Schedule:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "plan.npz"
+        path.write_bytes(content)
+        return load_plan(path)

@@ -1,0 +1,74 @@
+"""Probes are simulated on a machine that differs from its file; the fit finds how."""
+
+from __future__ import annotations
+
+import pytest
+
+from charm_sched.probe import TIMES, Calibration, calibrate, patterns
+from charm_sched.scaling import corrected
+from charm_sched.simulator import simulate
+from charm_sched.topology import load_topology, shipped_names
+
+
+def probed(name: str, factor: dict[str, float], latency: dict[str, float]) -> Calibration:
+    """Calibrate a shipped machine by probes of one that differs from it."""
+    stated = load_topology(name)
+    real = corrected(stated, bandwidth=factor, latency=latency)
+    measured = [
+        (pattern, [simulate(pattern.plan, real, rule="free")])
+        for pattern in patterns(stated, stated.device_names)
+    ]
+    return calibrate(stated, measured)
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_a_machine_that_is_as_its_file_says_needs_no_correction(name: str) -> None:
+    found = probed(name, {}, {})
+    for finding in found.findings:
+        assert finding.bandwidth == pytest.approx(finding.expected, rel=1e-3)
+    assert list(found.factor.values()) == pytest.approx([1] * len(found.factor), rel=1e-3)
+
+
+def test_slower_links_and_longer_latencies_are_found() -> None:
+    found = probed(
+        "dual_node_nvlink", {"network": 0.8, "nvlink": 0.9}, {"network": 50e-6, "nvlink": 9e-6}
+    )
+    assert found.factor["network"] == pytest.approx(0.8, rel=1e-3)
+    assert found.factor["nvlink"] == pytest.approx(0.9, rel=1e-3)
+    real = corrected(
+        load_topology("dual_node_nvlink"),
+        bandwidth={"network": 0.8, "nvlink": 0.9},
+        latency={"network": 50e-6, "nvlink": 9e-6},
+    )
+    for one, other in (("node0/gpu0", "node1/gpu0"), ("node0/gpu0", "node0/gpu1")):
+        assert found.topology.route(one, other).latency == pytest.approx(
+            real.route(one, other).latency, rel=1e-3
+        )
+
+
+def test_a_shared_socket_link_is_found_through_all_flows_at_once() -> None:
+    found = probed("dual_numa_pcie", {"upi": 0.5}, {})
+    alone, together = (
+        next(f for f in found.findings if f.tier == "upi" and ("alone" in f.name) == single)
+        for single in (True, False)
+    )
+    assert alone.expected == 18e9
+    assert together.expected == 9e9
+    assert together.bound_by == "upi"
+    assert found.factor["upi"] == pytest.approx(0.5, rel=1e-3)
+
+
+def test_patterns_load_each_tier_alone_and_at_once() -> None:
+    topology = load_topology("four_node_nvlink")
+    found = patterns(topology, topology.device_names)
+    assert {(p.tier, p.alone) for p in found} == {
+        (tier, alone) for tier in topology.tiers for alone in (True, False)
+    }
+    for pattern in found:
+        senders = [a for a, _ in pattern.pairs]
+        receivers = [b for _, b in pattern.pairs]
+        assert len(set(senders)) == len(senders)
+        assert len(set(receivers)) == len(receivers)
+        assert len(pattern.plan) == len(pattern.pairs) * TIMES * 4
+        if not pattern.alone:
+            assert len(senders) == len(topology.devices)
