@@ -24,12 +24,13 @@ class Accesses:
     """Reads and writes, sorted by (rank, kind, part, extent), then row, reads first.
 
     Attributes:
-        row: Row in the plan; -1 for what is resident at the start.
+        row: Row in the plan; -1 for what is resident at the start, and the number of rows for
+            what stays resident at the end.
         rank: Where.
         kind: Index into `KINDS` of what is accessed.
         part: Its part.
         item: The operand's item, whose rectangle is accessed.
-        slot: Slot that a write names; `HOME` on reads.
+        slot: Slot that a write names, or in which a resident must be; `HOME` on other reads.
         writes: Whether it writes (contributes) rather than reads.
         key: Number of (rank, kind, part, extent), ascending.
     """
@@ -93,11 +94,15 @@ def _collect(plan: Plan) -> Accesses:
         slots = slot[at].astype(np.int64) if writes else np.full(len(at), HOME)
         chunks.append((row[at], where_at, kind_at, part_at, arg[at].astype(np.int64), slots,
                        np.full(len(at), writes)))  # fmt: skip
-    if backward and len(plan.saved):
+    if len(plan.saved):
+        # Residents are written before the first row of the backward, and read after the last of
+        # the forward.
         item = plan.saved.item.astype(np.int64)
-        chunks.append((np.full(len(item), -1), plan.saved.rank.astype(np.int64),
-                       items.kind[item].astype(np.int64), items.part[item].astype(np.int64), item,
-                       plan.saved.slot.astype(np.int64), np.full(len(item), True)))  # fmt: skip
+        end = -1 if backward else len(plan)
+        rank, slot = plan.saved.rank.astype(np.int64), plan.saved.slot.astype(np.int64)
+        kind, part = items.kind[item].astype(np.int64), items.part[item].astype(np.int64)
+        written = np.full(len(item), backward)
+        chunks.append((np.full(len(item), end), rank, kind, part, item, slot, written))
     names = ("row", "rank", "kind", "part", "item", "slot", "writes")
     joined = [np.concatenate(column) for column in zip(*chunks, strict=True)]
     return _with_keys(plan, dict(zip(names, joined, strict=True)))
@@ -120,22 +125,28 @@ def _with_keys(plan: Plan, columns: dict[str, Ints]) -> Accesses:
 
 def _resolve_containers(plan: Plan, found: Accesses) -> Accesses:
     """Point reads of a sub-piece at the whole that holds it, where just the whole is there."""
-    position = np.arange(len(found))
-    written = (
-        np.logical_or.reduceat(found.writes, position[found.new_key]) if len(found) else position
-    )
-    has_write = np.repeat(written, np.diff(np.append(position[found.new_key], len(found))))
-    lost = np.flatnonzero(~has_write & ~found.partial)
+    writes = np.cumsum(found.writes)
+    before = np.where(found.new_key, writes - found.writes, 0)
+    missing: Bools = (
+        writes - np.maximum.accumulate(before) == 0
+    )  # nothing written under the key so far
+    lost = np.flatnonzero(missing & ~found.writes & ~found.partial)
     if not len(lost):
         return found
     key, item = found.key.copy(), found.item
-    keys = found.key[found.writes]
+    first = np.flatnonzero(found.writes)
+    first = first[np.unique(found.key[first], return_index=True)[1]]  # first write of each key
+    keys, rows = found.key[first], found.row[first]
     base = key - plan.item_extent[item]
     for extent in np.unique(plan.item_extent[item[lost]]):
         reads = lost[plan.item_extent[item[lost]] == extent]
         for holder in _containers(plan, int(item[reads[0]])):
-            there = np.isin(base[reads] + plan.item_extent[holder], keys)
-            key[reads[there]] = base[reads[there]] + plan.item_extent[holder]
+            if not len(reads) or not len(keys):
+                break
+            wanted = base[reads] + plan.item_extent[holder]
+            at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+            there = (keys[at] == wanted) & (rows[at] < found.row[reads])
+            key[reads[there]] = wanted[there]
             reads = reads[~there]
     columns = {name: getattr(found, name) for name in found.__dataclass_fields__}
     return _sort(plan, Accesses(**{**columns, "key": key}))
@@ -158,7 +169,7 @@ def _containers(plan: Plan, inner: int) -> list[int]:
 
 
 def _sort(plan: Plan, found: Accesses) -> Accesses:
-    span = 2 * (len(plan) + 1)
+    span = 2 * (len(plan) + 2)
     if (int(found.key.max(initial=0)) + 1) < 2**62 // span:
         order = np.argsort(found.key * span + 2 * (found.row + 1) + found.writes)
     else:
@@ -173,3 +184,10 @@ def thing(plan: Plan, accesses: Accesses, at: int | np.integer[object]) -> str: 
     text = str(item)
     part = int(accesses.part[at])
     return kind + text[text.index("[") :].split(".")[0] + (f".{part}" if part else "")
+
+
+def place(plan: Plan, row: int) -> str:
+    """Name a row of an access: an op, or the residents at the start or the end."""
+    if row < 0:
+        return "what is resident at the start"
+    return plan.describe(row) if row < len(plan) else "what stays resident at the end"

@@ -15,8 +15,9 @@ Changing this file never changes what a plan means: the verifier does not know t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -25,7 +26,16 @@ from charm_sched.arrays import Bools, Floats, Ints
 from charm_sched.errors import PlanError
 from charm_sched.items import HOME, KINDS, KV_AXIS, Item, ItemInterner
 from charm_sched.partition import Partition, Rows, split_rows
-from charm_sched.plans import ATTEND, MERGE, TRANSFER, Columns, Plan, Residents
+from charm_sched.plans import (
+    ATTEND,
+    MERGE,
+    TRANSFER,
+    Columns,
+    Plan,
+    Residents,
+    check_stream,
+    whole,
+)  # fmt: skip
 from charm_sched.workload import Workload
 
 if TYPE_CHECKING:
@@ -137,12 +147,16 @@ class Builder:
             stream: Name of the stream.
             slot: Where the destination puts each item, broadcast against ``items``.
             order: Sort keys.
+
+        Raises:
+            PlanError: Shapes do not fit each other, or a number is out of range.
         """
-        source, destination = np.broadcast_arrays(np.atleast_1d(src), np.atleast_1d(dst))
-        args, slots = self._operands(items, slot, len(source))
-        self._add(
-            TRANSFER, source, destination, level, stream, 0, args, slots, args.shape[1], order
-        )
+        with _named("transfer"):
+            source, destination = np.broadcast_arrays(np.atleast_1d(src), np.atleast_1d(dst))
+            args, slots = self._operands(items, slot, len(source))
+            self._add(
+                TRANSFER, source, destination, level, stream, 0, args, slots, args.shape[1], order
+            )
 
     def attend(
         self,
@@ -168,15 +182,16 @@ class Builder:
             key_slot: Slot of each key's ``dkv`` in the backward.
             order: Sort keys.
         """
-        ranks = np.atleast_1d(rank)
-        query_args, query_slots = self._operands(queries, query_slot, len(ranks))
-        key_args, key_slots = self._operands(keys, key_slot, len(ranks))
-        query_args, key_args = self._drop_masked(query_args, key_args)
-        gone = _none_left(query_args) | _none_left(key_args)
-        args = np.where(gone[:, None], -1, np.hstack([query_args, key_args]))
-        slots = np.hstack([query_slots, key_slots])
-        num_queries = query_args.shape[1]
-        self._add(ATTEND, ranks, -1, -1, stream, part, args, slots, num_queries, order)
+        with _named("attend"):
+            ranks = np.atleast_1d(rank)
+            query_args, query_slots = self._operands(queries, query_slot, len(ranks))
+            key_args, key_slots = self._operands(keys, key_slot, len(ranks))
+            query_args, key_args = self._drop_masked(query_args, key_args)
+            gone = _none_left(query_args) | _none_left(key_args)
+            args = np.where(gone[:, None], -1, np.hstack([query_args, key_args]))
+            slots = np.hstack([query_slots, key_slots])
+            num_queries = query_args.shape[1]
+            self._add(ATTEND, ranks, -1, -1, stream, part, args, slots, num_queries, order)
 
     def merge(
         self,
@@ -189,15 +204,16 @@ class Builder:
         order: FloatLike | None = None,
     ) -> None:
         """Add merges, one per element of ``rank``; ``slot`` is where the output's result goes."""
-        ranks = np.atleast_1d(rank)
-        ins, _ = self._operands(inputs, HOME, len(ranks))
-        out, slots = self._operands(output, slot, len(ranks))
-        gone = _none_left(ins) | _none_left(out)
-        args = np.where(gone[:, None], -1, np.hstack([ins, out]))
-        self._add(
-            MERGE, ranks, -1, -1, stream, 0, args, np.hstack([np.full_like(ins, HOME), slots]),
-            ins.shape[1], order,
-        )  # fmt: skip
+        with _named("merge"):
+            ranks = np.atleast_1d(rank)
+            ins, _ = self._operands(inputs, HOME, len(ranks))
+            out, slots = self._operands(output, slot, len(ranks))
+            gone = _none_left(ins) | _none_left(out)
+            args = np.where(gone[:, None], -1, np.hstack([ins, out]))
+            self._add(
+                MERGE, ranks, -1, -1, stream, 0, args, np.hstack([np.full_like(ins, HOME), slots]),
+                ins.shape[1], order,
+            )  # fmt: skip
 
     def keep(self, *, rank: IntLike, items: IntLike, slot: IntLike) -> None:
         """Say that copies in slots stay resident at the end of the forward."""
@@ -251,10 +267,14 @@ class Builder:
         return self._table
 
     def _operands(self, items: IntLike, slot: IntLike, count: int) -> tuple[Ints, Ints]:
-        args = np.asarray(items, np.int64)
+        args = whole(items, np.int64, "builder: items")
+        if args.size and not -1 <= args.min() <= args.max() < len(self._intern):
+            raise PlanError(
+                f"builder: items: expected numbers that this builder gave or -1, found {args.max()}"
+            )
         args = args[:, None] if args.ndim == 1 else np.atleast_2d(args)
         args = np.broadcast_to(args, (count, args.shape[1]))
-        slots = np.asarray(slot, np.int64)
+        slots = whole(slot, np.int32, "builder: slot").astype(np.int64)
         slots = slots[:, None] if slots.ndim == 1 and len(slots) == count else slots
         return args, np.broadcast_to(slots, args.shape)
 
@@ -282,22 +302,24 @@ class Builder:
         rows = there.any(axis=1)
         count = int(rows.sum())
         self._ordered.add(order is not None)
+        check_stream(stream)
         number = self._streams.setdefault(stream, len(self._streams))
 
-        def column(values: object, dtype: type) -> NDArray[np.generic]:
-            return np.broadcast_to(np.asarray(values), rows.shape)[rows].astype(dtype)
+        def column(name: str, values: object, dtype: type[np.integer[Any]]) -> Ints:
+            checked = whole(values, dtype, f"builder: {name}")
+            return np.broadcast_to(checked, rows.shape)[rows]
 
         self._calls.append(
             {
                 "op": np.full(count, op, np.uint8),
-                "rank": column(rank, np.int32),
-                "peer": column(peer, np.int32),
-                "level": column(level, np.int32),
-                "stream": np.full(count, number, np.int16),
-                "part": column(part, np.int16),
+                "rank": column("rank", rank, np.int32),
+                "peer": column("dst", peer, np.int32),
+                "level": column("level", level, np.int32),
+                "stream": whole(np.full(count, number), np.int16, "builder: streams"),
+                "part": column("part", part, np.int16),
                 "lead": there[:, :lead].sum(axis=1)[rows].astype(np.int32),
                 "length": there.sum(axis=1)[rows],
-                "order": column(0 if order is None else order, np.float64),
+                "order": np.broadcast_to(0.0 if order is None else order, rows.shape)[rows],
                 "arg": args[there].astype(np.int32),
                 "slot": slots[there].astype(np.int32),
             }
@@ -329,6 +351,17 @@ class Builder:
             arg=arg.astype(np.int32),
             slot=slot.astype(np.int32),
         )
+
+
+@contextmanager
+def _named(call: str) -> Iterator[None]:
+    """Turn NumPy's complaint about shapes into a message about a call."""
+    try:
+        yield
+    except PlanError:
+        raise
+    except (ValueError, TypeError, IndexError) as error:
+        raise PlanError(f"builder: {call}: shapes or values do not fit: {error}") from error
 
 
 def _none_left(args: Ints) -> Bools:

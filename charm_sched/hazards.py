@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from charm_sched.accesses import Accesses, find_accesses, thing
+from charm_sched.accesses import Accesses, find_accesses, place, thing
 from charm_sched.arrays import Bools, Ints
 from charm_sched.errors import PlanError
 from charm_sched.items import HOME
@@ -110,6 +110,7 @@ def find_hazards(plan: Plan) -> Hazards:
     lands = accesses.writes & ~staged
     previous = np.concatenate([[-1], np.maximum.accumulate(np.where(lands, position, -1))])
     base = np.maximum(previous[:-1][: len(accesses)], start[version]) if len(accesses) else position
+    _check_residents(plan, accesses, version, start)
     occupancies = _find_occupancies(plan, accesses, version, start, end, staged)
     parts = [
         _read_edges(accesses, version, start, base, staged),
@@ -117,7 +118,7 @@ def find_hazards(plan: Plan) -> Hazards:
         _home_edges(plan, accesses, start),
     ]
     before, after, at_source = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    real = before >= 0
+    real = (before >= 0) & (after < len(plan))
     return Hazards(
         plan=plan,
         accesses=accesses,
@@ -145,18 +146,17 @@ def _version_starts(plan: Plan, accesses: Accesses) -> Bools:
             else "no op above brings or computes it there"
         )
         raise PlanError(
-            f"{plan.describe(int(accesses.row[at]))}: reads {what} on rank {where}, but {reason}"
+            f"{place(plan, int(accesses.row[at]))}: reads {what} on rank {where}, but {reason}"
         )
     owned = plan.item_owner[accesses.item] == accesses.rank
     pointless = np.flatnonzero(writes & ~partial & (owned | (accesses.slot == HOME)))
     if len(pointless):
         at = pointless[np.argmin(accesses.row[pointless])]
         what, where = thing(plan, accesses, at), int(accesses.rank[at])
-        place = f"op {int(accesses.row[at])}"
-        if accesses.row[at] >= 0:
-            place = plan.describe(int(accesses.row[at]))
         reason = "which owns it" if owned[at] else "without naming a slot for it"
-        raise PlanError(f"{place}: copies {what} to rank {where}, {reason}")
+        raise PlanError(
+            f"{place(plan, int(accesses.row[at]))}: copies {what} to rank {where}, {reason}"
+        )
     return np.where(partial, writes & ended, writes)
 
 
@@ -170,7 +170,7 @@ def _find_staged(plan: Plan, accesses: Accesses, version: Ints, start: Ints) -> 
     if len(homeless):
         at = homeless[np.argmin(accesses.row[homeless])]
         raise PlanError(
-            f"{plan.describe(int(accesses.row[at]))}: adds {thing(plan, accesses, at)} at home on "
+            f"{place(plan, int(accesses.row[at]))}: adds {thing(plan, accesses, at)} at home on "
             f"rank {int(accesses.rank[at])}, which has no home for it; name a slot"
         )
     home = np.where(at_home[start], HOME, accesses.slot[start])[version]
@@ -178,6 +178,22 @@ def _find_staged(plan: Plan, accesses: Accesses, version: Ints, start: Ints) -> 
         accesses.writes & accesses.partial & (accesses.slot != HOME) & (accesses.slot != home)
     )
     return staged
+
+
+def _check_residents(plan: Plan, accesses: Accesses, version: Ints, start: Ints) -> None:
+    """Refuse what should stay resident in another slot than it is in."""
+    kept = np.flatnonzero(accesses.row == len(plan))
+    if not len(kept):
+        return
+    inside = accesses.slot[start[version[kept]]]
+    moved = kept[inside != accesses.slot[kept]]
+    if len(moved):
+        at = moved[0]
+        raise PlanError(
+            f"{place(plan, len(plan))}: expected {thing(plan, accesses, at)} in slot "
+            f"{int(accesses.slot[at])} of rank {int(accesses.rank[at])}, where it is in slot "
+            f"{int(accesses.slot[start[version[at]]])}"
+        )
 
 
 def _find_occupancies(
@@ -202,9 +218,9 @@ def _find_occupancies(
     if len(clash):
         at = clash[np.argmin(taken.first[clash + 1])]
         row, user = int(taken.first[at + 1]), int(taken.last[at])
-        needed = f"op {row} itself" if row == user else plan.describe(user)
+        needed = f"op {row} itself" if row == user else place(plan, user)
         raise PlanError(
-            f"{plan.describe(row)}: puts {thing(plan, accesses, taken.access[at + 1])} into slot "
+            f"{place(plan, row)}: puts {thing(plan, accesses, taken.access[at + 1])} into slot "
             f"{int(taken.slot[at])} of rank {int(taken.rank[at])}, which still holds "
             f"{thing(plan, accesses, taken.access[at])} for {needed}"
         )

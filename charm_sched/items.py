@@ -28,7 +28,9 @@ PARTIAL = (O, DQ, DKV)
 KV_AXIS = (KV, DKV)
 HOME = -1
 
-_ITEM = re.compile(r"(q|kv|o|g|dq|dkv)\[((?:\d+:\d+\+)*\d+:\d+)\]h(\d+):(\d+)(?:\.(\d+))?")
+_ITEM = re.compile(
+    r"(q|kv|o|g|dq|dkv)\[((?:\d+:\d+\+)*\d+:\d+)\]h(\d+):(\d+)(?:\.(\d+))?", re.ASCII
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +60,10 @@ class Item:
             raise PlanError(f"item {self.kind}: expected sorted disjoint rows, found {self.rows}")
         if not 0 <= self.heads[0] < self.heads[1]:
             raise PlanError(f"item {self.kind}: expected a range of heads, found {self.heads}")
-        if self.part < 0 or (self.part and KINDS.index(self.kind) in COPIED):
+        if self.part and KINDS.index(self.kind) in COPIED:
             raise PlanError(f"item {self.kind}: expected part 0, found {self.part}")
+        if not 0 <= self.part < 2**15:
+            raise PlanError(f"item {self.kind}: expected a part up to 32767, found {self.part}")
 
     def __str__(self) -> str:
         rows = "+".join(f"{first}:{last}" for first, last in self.rows)

@@ -72,9 +72,9 @@ class Merge:
 
 Op: TypeAlias = Transfer | Attend | Merge
 
-_TRANSFER = re.compile(r"transfer (\d+) -> (\d+): (.+) \| level (\d+) on (\S+)")
-_ATTEND = re.compile(r"attend (\d+): (.+) x (.+) \| (?:part (\d+) )?on (\S+)")
-_MERGE = re.compile(r"merge (\d+): (.+) => (\S+) \| on (\S+)")
+_TRANSFER = re.compile(r"transfer (\d+) -> (\d+): (.+) \| level (\d+) on (\S+)", re.ASCII)
+_ATTEND = re.compile(r"attend (\d+): (.+) x (.+) \| (?:part (\d+) )?on (\S+)", re.ASCII)
+_MERGE = re.compile(r"merge (\d+): (.+) => (\S+) \| on (\S+)", re.ASCII)
 
 
 def parse_op(text: str) -> Op:

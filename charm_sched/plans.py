@@ -22,7 +22,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from charm_sched.errors import PlanError
 from charm_sched.items import KINDS, KV_AXIS, ItemTable
@@ -254,10 +254,11 @@ class Plan:
             "workload": self.workload.to_document(),
             "partition": [self.partition.kind, self.partition.seq_len, self.partition.shards],
             "devices": self.devices,
-            "topology": self.topology.digest if self.topology else None,
+            "topology": self.topology.to_document() if self.topology else None,
             "streams": self.streams,
+            "params": dict(self.params),
         }
-        state = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
+        state = hashlib.sha256(json.dumps(header, sort_keys=True, default=str).encode())
         for table in (self.columns, self.items, self.saved):
             for name in table.__dataclass_fields__:
                 column = getattr(table, name)
@@ -302,6 +303,34 @@ class Schedule:
     def digest(self) -> str:
         """SHA-256 over both plans."""
         return hashlib.sha256((self.forward.digest + self.backward.digest).encode()).hexdigest()
+
+
+def check_stream(name: str) -> None:
+    """Check that a stream's name can stand in an operation's text form.
+
+    Raises:
+        PlanError: It is empty or holds white space.
+    """
+    if not name or name.split() != [name]:
+        raise PlanError(f"stream: expected a name without white space, found {name!r}")
+
+
+def whole(values: object, dtype: type[np.integer[Any]], what: str) -> NDArray[Any]:
+    """Give whole numbers in a column's type.
+
+    Raises:
+        PlanError: They are no whole numbers, or do not fit.
+    """
+    import numpy as np
+
+    found = np.asarray(values)
+    if found.dtype.kind not in "iu" and found.size:
+        raise PlanError(f"{what}: expected whole numbers, found {found.dtype}")
+    limits = np.iinfo(dtype)
+    if found.size and not limits.min <= found.min() <= found.max() <= limits.max:
+        worst = found.max() if found.max() > limits.max else found.min()
+        raise PlanError(f"{what}: expected numbers up to {limits.max}, found {worst}")
+    return found.astype(dtype)
 
 
 def residents_of(plan: Plan) -> tuple[tuple[int, str, int], ...]:

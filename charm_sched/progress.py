@@ -72,6 +72,7 @@ def check_progress(plan: Plan, hazards: Hazards) -> None:
     waits = np.where(edges.at_source, batches.source[edges.after], batches.destination[edges.after])
     batched = waits >= 0
     upwards = (edges.before[batched] < batches.first[waits[batched]]).all()
+    upwards &= (edges.before < edges.after).all()
     follows = np.flatnonzero(batches.follows)
     if upwards and (batches.last[follows - 1] < batches.first[follows]).all():
         return
@@ -84,6 +85,9 @@ def _refuse_cycle(plan: Plan, hazards: Hazards, batches: Batches, waits: Ints) -
     from scipy.sparse.csgraph import connected_components
 
     count, edges = len(plan), hazards.edges
+    loops = np.flatnonzero(edges.before == edges.after)
+    if len(loops):
+        raise PlanError(f"deadlock: {plan.describe(int(edges.after[loops[0]]))} waits for itself")
     moves = np.flatnonzero(batches.source >= 0)
     follows = np.flatnonzero(batches.follows)
     before, after = [edges.before], [np.where(waits >= 0, count + waits, edges.after)]

@@ -8,25 +8,37 @@ by the digest.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from charm_sched.errors import CharmSchedError, PlanError, PlanFileError
 from charm_sched.items import ItemInterner, ItemTable, parse_item
 from charm_sched.ops import Attend, Merge, Op, Operand, Transfer, parse_op
 from charm_sched.partition import Partition
-from charm_sched.plans import ATTEND, MERGE, TRANSFER, Columns, Plan, Residents, Schedule
+from charm_sched.plans import (
+    ATTEND,
+    MERGE,
+    TRANSFER,
+    Columns,
+    Plan,
+    Residents,
+    Schedule,
+    whole,
+)  # fmt: skip
 from charm_sched.workload import Workload
 
 if TYPE_CHECKING:
     import os
+
+Value = TypeVar("Value")
 
 SCHEMA = "charm-sched/plan"
 VERSION = 1
@@ -78,7 +90,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan | Schedule:
     try:
         header, arrays = _parse(content)
         plans = [_read_plan(header, number, arrays) for number in range(len(header["plans"]))]
-        _check_digests(plans, header["plans"])
+        _check_digests(plans, header)
         return plans[0] if len(plans) == 1 else Schedule(forward=plans[0], backward=plans[1])
     except PlanFileError as error:
         raise PlanFileError(f"{source}: {error}") from error
@@ -103,6 +115,7 @@ def _header(plans: Sequence[Plan]) -> dict[str, Any]:
         "partition": {"kind": first.partition.kind, "shards": first.partition.shards},
         "devices": first.devices,
         "topology": first.topology.to_document() if first.topology else None,
+        "digest": _file_digest([plan.digest for plan in plans]),
         "plans": [
             {
                 "direction": plan.direction,
@@ -114,6 +127,10 @@ def _header(plans: Sequence[Plan]) -> dict[str, Any]:
             for plan in plans
         ],
     }
+
+
+def _file_digest(digests: Sequence[str]) -> str:
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def _json_bytes(plans: Sequence[Plan]) -> bytes:
@@ -162,7 +179,7 @@ def _parse(content: bytes) -> tuple[dict[str, Any], Mapping[str, Any]]:
         raise PlanFileError(f"not a plan file: {error}") from error
     if not isinstance(header, dict) or header.get("schema") != SCHEMA:
         raise PlanFileError(f'not a plan file: expected "schema": "{SCHEMA}"')
-    if header.get("version") != VERSION:
+    if header.get("version") != VERSION or not isinstance(header["version"], int):
         raise PlanFileError(
             f"version: expected {VERSION}, found {header.get('version')!r}; "
             "plan again with this version of charm-sched"
@@ -188,8 +205,9 @@ def _read_plan(header: dict[str, Any], number: int, arrays: Mapping[str, Any]) -
     else:
         intern = ItemInterner()
         for text in entry["items"]:
-            intern(parse_item(text))
-        columns = columns_of([parse_op(text) for text in entry["ops"]], streams, intern)
+            intern(_canonical(parse_item, text))
+        ops = [_canonical(parse_op, text) for text in entry["ops"]]
+        columns = columns_of(ops, streams, intern)
         saved = _residents(entry["saved"], intern)
         items = intern.table()
     return Plan(
@@ -200,7 +218,7 @@ def _read_plan(header: dict[str, Any], number: int, arrays: Mapping[str, Any]) -
         partition=Partition(
             header["partition"]["kind"],
             workload.seq_len,
-            tuple(tuple((int(a), int(b)) for a, b in shard) for shard in shards),
+            tuple(tuple((_whole(a), _whole(b)) for a, b in shard) for shard in shards),
         ),
         devices=tuple(header["devices"]),
         topology=Topology.from_document(topology, where="topology") if topology else None,
@@ -209,6 +227,20 @@ def _read_plan(header: dict[str, Any], number: int, arrays: Mapping[str, Any]) -
         columns=freeze(columns),
         saved=freeze(saved),
     )
+
+
+def _whole(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise PlanFileError(f"partition: expected whole numbers, found {value!r}")
+    return value
+
+
+def _canonical(parse: Callable[[str], Value], text: str) -> Value:
+    """Parse a text form that is written in just the way that this program writes it."""
+    value = parse(text)
+    if str(value) != text:
+        raise PlanError(f"expected {str(value)!r}, found {text!r}")
+    return value
 
 
 def _group(arrays: Mapping[str, Any], prefix: str, table: type) -> dict[str, Any]:
@@ -242,12 +274,16 @@ def columns_of(ops: Sequence[Op], streams: tuple[str, ...], intern: ItemInterner
         ends.append(len(operands))
     table = np.array(rows, np.int64).reshape(-1, 7)
     names = ("op", "rank", "peer", "level", "stream", "part", "lead")
-    types = {"op": np.uint8, "stream": np.int16, "part": np.int16}
+    types: dict[str, type[np.integer[Any]]] = {
+        "op": np.uint8, "stream": np.int16, "part": np.int16,
+    }  # fmt: skip
+    narrow = {n: whole(table[:, i], types.get(n, np.int32), n) for i, n in enumerate(names)}
+    slots = np.array([slot for _, slot in operands], np.int64)
     return Columns(
-        **{name: table[:, i].astype(types.get(name, np.int32)) for i, name in enumerate(names)},
+        **narrow,
         ptr=np.array(ends, np.int64),
         arg=np.array([intern(item) for item, _ in operands], np.int32),
-        slot=np.array([slot for _, slot in operands], np.int32),
+        slot=whole(slots, np.int32, "slot"),
     )
 
 
@@ -278,10 +314,11 @@ def _residents(lines: Sequence[str], intern: ItemInterner) -> Residents:
     return Residents(rank=rank_column.copy(), item=item_column.copy(), slot=slot_column.copy())
 
 
-def _check_digests(plans: Sequence[Plan], entries: Sequence[Mapping[str, Any]]) -> None:
+def _check_digests(plans: Sequence[Plan], header: Mapping[str, Any]) -> None:
     """Compare digests; where one differs, say which op is wrong, or else that it is the digest."""
     from charm_sched.verifier import verify
 
+    entries: Sequence[Mapping[str, Any]] = header["plans"]
     for plan, entry in zip(plans, entries, strict=True):
         if plan.digest == entry["digest"]:
             continue
@@ -290,3 +327,5 @@ def _check_digests(plans: Sequence[Plan], entries: Sequence[Mapping[str, Any]]) 
             f"digest: the {plan.direction} plan was changed after it was written: "
             f"expected {entry['digest']}, found {plan.digest}"
         )
+    if header["digest"] != _file_digest([entry["digest"] for entry in entries]):
+        raise PlanFileError("digest: the file holds other plans than it was written with")

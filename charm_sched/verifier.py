@@ -21,16 +21,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from charm_sched.accesses import Accesses, thing
+from charm_sched.accesses import Accesses, place, thing
 from charm_sched.areas import attend_pairs, row_set_areas, shared_heads
 from charm_sched.arrays import Bools, Ints
 from charm_sched.errors import PlanError
 from charm_sched.hazards import Hazards, find_hazards
-from charm_sched.items import HOME, KINDS, KV, KV_AXIS, PARTIAL, ItemTable, Q
+from charm_sched.items import KINDS, ItemTable
 from charm_sched.memory import peak_bytes
-from charm_sched.plans import ATTEND, DIRECTIONS, MERGE, OP_NAMES, TRANSFER, Plan
+from charm_sched.plans import Plan
 from charm_sched.progress import check_progress
 from charm_sched.rectangles import classes_of, overlapping
+from charm_sched.structure import check_structure
 
 if TYPE_CHECKING:
     from charm_sched.workload import Workload
@@ -69,112 +70,6 @@ def verify(plan: Plan, workload: Workload | None = None) -> Verified:
     check_delivery(plan, hazards)
     check_progress(plan, hazards)
     return Verified(hazards=hazards, peak_bytes=peak_bytes(plan, hazards))
-
-
-def _refuse(plan: Plan, bad: Bools, expected: str) -> None:
-    rows = np.flatnonzero(bad)
-    if len(rows):
-        row = int(rows[0])
-        raise PlanError(f"op {row} ({OP_NAMES[min(int(plan.columns.op[row]), 2)]}): {expected}")
-
-
-def check_structure(plan: Plan) -> None:
-    """Check that every column holds sensible values.
-
-    Raises:
-        PlanError: One does not.
-    """
-    columns, items, ranks = plan.columns, plan.items, plan.num_ranks
-    if plan.direction not in DIRECTIONS:
-        raise PlanError(f"plan: expected direction {DIRECTIONS}, found {plan.direction!r}")
-    if plan.devices and len(plan.devices) != ranks:
-        raise PlanError(f"plan: {len(plan.devices)} devices for {ranks} ranks")
-    _check_items(plan)
-    op, moves = columns.op, columns.op == TRANSFER
-    _refuse(plan, op > MERGE, "expected a transfer, an attend or a merge")
-    _refuse(plan, (columns.rank < 0) | (columns.rank >= ranks), f"expected ranks below {ranks}")
-    off = moves & ((columns.peer < 0) | (columns.peer >= ranks) | (columns.peer == columns.rank))
-    _refuse(plan, off, f"expected another rank below {ranks} as its destination")
-    _refuse(plan, ~moves & (columns.peer != -1), "expected no peer")
-    _refuse(plan, moves & (columns.level < 0), "expected a level of 0 or more")
-    streams = len(plan.streams)
-    _refuse(plan, (columns.stream < 0) | (columns.stream >= streams), "expected a known stream")
-    counts = np.diff(columns.ptr)
-    if (
-        len(columns.ptr) != len(plan) + 1
-        or (counts < 1).any()
-        or len(columns.arg) != columns.ptr[-1]
-    ):
-        raise PlanError("plan: operand lists do not match the operations")
-    if len(columns.arg) and not 0 <= columns.arg.min() <= columns.arg.max() < len(items):
-        raise PlanError("plan: an operand is no item of the plan")
-    _refuse(plan, moves & (columns.lead != counts), "expected all its operands to be items")
-    short = ~moves & ((columns.lead < 1) | (columns.lead >= counts))
-    _refuse(plan, short, "expected operands on both sides")
-    _refuse(plan, (op == MERGE) & (counts - columns.lead != 1), "expected one output")
-    _check_operands(plan)
-    _check_levels(plan)
-
-
-def _check_items(plan: Plan) -> None:
-    items, work = plan.items, plan.workload
-    axis = np.where(np.isin(items.kind, KV_AXIS), work.num_kv_heads, work.heads)
-    wrong = (items.kind >= len(KINDS)) | (items.head_lo < 0) | (items.head_lo >= items.head_hi)
-    wrong |= (items.head_hi > axis) | (items.part < 0)
-    wrong |= ~np.isin(items.kind, PARTIAL) & (items.part != 0)
-    if wrong.any():
-        raise PlanError(f"item {int(np.flatnonzero(wrong)[0])}: kind, heads or part out of range")
-    low, high = items.row_lo, items.row_hi
-    same = np.ones(len(low), bool)
-    same[items.row_ptr[:-1]] = False
-    touching = same[1:] & (low[1:] <= high[:-1])
-    if (low < 0).any() or (high > work.seq_len).any() or (low >= high).any() or touching.any():
-        raise PlanError("plan: a row set is not sorted, disjoint and inside the sequence")
-
-
-def _check_operands(plan: Plan) -> None:
-    """Check the kinds of operands, and that each op names one thing once."""
-    columns, items = plan.columns, plan.items
-    row = np.repeat(np.arange(len(plan)), np.diff(columns.ptr))
-    leads = np.arange(len(columns.arg)) - columns.ptr[row] < columns.lead[row]
-    kind, op = items.kind[columns.arg], columns.op[row]
-    bad = np.zeros(len(plan), bool)
-    bad[row[(op == ATTEND) & (kind != np.where(leads, Q, KV))]] = True
-    _refuse(plan, bad, "expected queries first, then keys")
-    bad = np.zeros(len(plan), bool)
-    bad[row[(op == MERGE) & ~np.isin(kind, PARTIAL)]] = True
-    _refuse(plan, bad, "expected partial results (o, dq, dkv)")
-    bad[row[columns.slot < HOME]] = True
-    _refuse(plan, bad, "expected slot numbers of 0 or more, or home")
-    packed = np.sort(row * (len(items) + 1) + columns.arg)
-    twice = packed[1:][packed[1:] == packed[:-1]] // (len(items) + 1)
-    bad = np.zeros(len(plan), bool)
-    bad[twice] = True
-    _refuse(plan, bad, "names one operand twice")
-    output = columns.ptr[row + 1] - 1
-    extent = plan.item_extent[columns.arg]
-    unlike = (kind != kind[output]) | (extent != extent[output])
-    bad = np.zeros(len(plan), bool)
-    bad[row[(op == MERGE) & unlike]] = True
-    _refuse(plan, bad, "expected inputs of its output's kind, rows and heads")
-
-
-def _check_levels(plan: Plan) -> None:
-    columns = plan.columns
-    moves = np.flatnonzero(columns.op == TRANSFER)
-    rows = np.concatenate([moves, moves])
-    ends = np.concatenate([columns.rank[moves], columns.peer[moves]]).astype(np.int64)
-    lane = ends * len(plan.streams) + np.tile(columns.stream[moves], 2)
-    order = np.lexsort((rows, lane))
-    rows, lane, level = rows[order], lane[order], np.tile(columns.level[moves], 2)[order]
-    falls = np.flatnonzero((lane[1:] == lane[:-1]) & (level[1:] < level[:-1]))
-    if len(falls):
-        row = int(rows[falls[0] + 1])
-        rank = int(lane[falls[0]]) // len(plan.streams)
-        raise PlanError(
-            f"{plan.describe(row)}: level {int(level[falls[0] + 1])} comes after level "
-            f"{int(level[falls[0]])} on its stream at rank {rank}; levels never decrease"
-        )
 
 
 def check_coverage(plan: Plan) -> None:
@@ -260,7 +155,7 @@ def check_delivery(plan: Plan, hazards: Hazards) -> None:
         owner = int(plan.item_owner[accesses.item[at]])
         why = f"its owner is rank {owner}" if owner != rank else f"part {part} is merged by nothing"
         raise PlanError(
-            f"{plan.describe(int(accesses.row[at]))}: {thing(plan, accesses, at)} stays on rank "
+            f"{place(plan, int(accesses.row[at]))}: {thing(plan, accesses, at)} stays on rank "
             f"{rank}, but {why}"
         )
     at = np.flatnonzero(accesses.partial & accesses.new_key)
@@ -268,7 +163,7 @@ def check_delivery(plan: Plan, hazards: Hazards) -> None:
     if clash is not None:
         first, second = at[clash[0]], at[clash[1]]
         raise PlanError(
-            f"{plan.describe(int(accesses.row[second]))}: {thing(plan, accesses, second)} overlaps "
+            f"{place(plan, int(accesses.row[second]))}: {thing(plan, accesses, second)} overlaps "
             f"{thing(plan, accesses, first)} on rank {int(accesses.rank[first])}; partial results "
             "of one kind and part must be equal or disjoint"
         )

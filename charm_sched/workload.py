@@ -88,6 +88,11 @@ class Workload:
             if getattr(self, name) not in DTYPE_BYTES:
                 known = ", ".join(DTYPE_BYTES)
                 raise WorkloadError(f"{name}: expected {known}, found {getattr(self, name)!r}")
+        if self.seq_len**2 * self.heads * self.batch >= 2**62:
+            raise WorkloadError(
+                f"seq_len {self.seq_len}: too long to count exactly with {self.heads} heads and "
+                f"batch {self.batch}: expected seq_len^2 x heads x batch below 2^62"
+            )
         if self.heads % self.num_kv_heads:
             raise WorkloadError(
                 f"kv_heads: expected a divisor of heads = {self.heads}, found {self.kv_heads}"

@@ -117,3 +117,44 @@ def test_heads_can_be_split() -> None:
     plan = b.build("heads")
     verify(plan)
     assert plan.items[int(q[0][1])] == Item("q", rows[0], (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"level": 2**32}, "level: expected numbers up to 2147483647, found 4294967296"),
+        ({"slot": 2**32}, "slot: expected numbers up to 2147483647"),
+        ({"dst": 2**32 + 1}, "dst: expected numbers up to 2147483647"),
+        ({"level": 1.7}, "level: expected whole numbers, found float64"),
+        ({"slot": 1.5}, "slot: expected whole numbers, found float64"),
+        ({"items": 99}, "expected numbers that this builder gave or -1, found 99"),
+        ({"items": [0, 1, 2]}, "transfer: shapes or values do not fit"),
+        ({"stream": "my stream"}, "expected a name without white space, found 'my stream'"),
+        ({"stream": ""}, "expected a name without white space, found ''"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused(changes: dict[str, object], message: str) -> None:
+    b = builder()
+    b.shards("kv")
+    call = {"src": [0, 1], "dst": [1, 2], "items": [0, 1], "level": 0, "stream": "s", "slot": 0}
+    with pytest.raises(PlanError) as caught:
+        b.transfer(**{**call, **changes})  # type: ignore[arg-type]
+    assert message in str(caught.value)
+
+
+def test_parts_that_do_not_fit_are_refused() -> None:
+    b = builder()
+    q, kv = b.shards("q"), b.shards("kv")
+    with pytest.raises(PlanError, match="part: expected numbers up to 32767, found 65536"):
+        b.attend(rank=b.ranks, queries=q, keys=kv, part=65536)
+    with pytest.raises(PlanError, match="expected a part up to 32767, found 65536"):
+        b.shards("o", part=65536)
+
+
+def test_several_items_from_one_scalar_source_are_one_message() -> None:
+    b = builder()
+    kv = b.shards("kv")
+    with pytest.raises(PlanError, match="transfer: shapes or values do not fit"):
+        b.transfer(src=0, dst=1, items=kv, level=0, stream="s", slot=0)
+    b.transfer(src=0, dst=1, items=[kv[:1]], level=0, stream="s", slot=0)
+    assert len(b.build()) == 1

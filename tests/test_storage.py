@@ -93,6 +93,16 @@ def _level(document: dict) -> None:
     ops[at] = re.sub(r"level (\d+)", lambda m: f"level {int(m[1]) + 50}", ops[at])
 
 
+def _arabic_digits(document: dict) -> None:
+    document["plans"][0]["ops"][0] = document["plans"][0]["ops"][0].replace("0", "\u0660")
+
+
+def _leading_zero(document: dict) -> None:
+    ops = document["plans"][0]["ops"]
+    at = next(i for i, op in enumerate(ops) if "level 0" in op)
+    ops[at] = ops[at].replace("level 0", "level 00")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -111,6 +121,16 @@ def _level(document: dict) -> None:
         (lambda d: d["plans"][0]["items"].append("x"), r"item: expected a form such as"),
         (lambda d: d["plans"][0].update(streams=["x"]), r"expected a stream of \('x',\), found"),
         (lambda d: d["topology"].pop("links"), r"topology"),
+        (
+            lambda d: d["plans"][0].update(params={"pieces": 9}),
+            r"digest: the forward plan was",
+        ),
+        (lambda d: d["topology"].update(tiers=["pcie", "upi"]), r"digest"),
+        (lambda d: d["plans"].pop(), r"digest: the file holds other plans"),
+        (lambda d: d.update(version=1.0), r"version: expected 1, found 1.0"),
+        (lambda d: d["partition"]["shards"][0][0].__setitem__(0, 0.0), r"expected whole numbers"),
+        (_arabic_digits, r"op: expected|item: expected"),
+        (_leading_zero, r"expected 'transfer .* found 'transfer "),
     ],
     ids=lambda value: value.__name__ if callable(value) else None,
 )

@@ -372,3 +372,132 @@ def test_rebinding_a_mask_is_proved_anew() -> None:
     causal = cases.made("ring", 4, cases.small_workload(16, "causal"))
     with pytest.raises(PlanError, match="never attended"):
         verify(causal.rebind("full"))
+
+
+def _kept(plan: Plan, *residents: tuple[int, Item, int]) -> Plan:
+    """Give a plan with other residents."""
+    from dataclasses import replace
+
+    from charm_sched.items import ItemInterner
+    from charm_sched.plans import Residents
+
+    intern = ItemInterner()
+    for number in range(len(plan.items)):
+        intern(plan.items[number])
+    entries = [(rank, intern(item), slot) for rank, item, slot in residents]
+    rank, item, slot = np.array(entries, np.int32).reshape(-1, 3).T
+    saved = Residents(rank=rank.copy(), item=item.copy(), slot=slot.copy())
+    return replace(plan, saved=saved, items=intern.table())
+
+
+def _kv(owner: int) -> Item:
+    return Item("kv", ((4 * owner, 4 * owner + 4),), (0, 1))
+
+
+def test_what_stays_resident_must_still_be_there_at_the_end() -> None:
+    ring = cases.made("ring", 4, cases.small_workload(16))
+    # A ring's slot 1 held the neighbour's KV once; slot 0 and 1 hold the last two at the end.
+    verify(_kept(ring, (2, _kv(3), 1), (2, _kv(0), 0)))
+    with pytest.raises(PlanError, match=r"slot 1 of rank 2, which still holds kv\[4:8\]h0:1"):
+        verify(_kept(ring, (2, _kv(1), 1)))
+    with pytest.raises(PlanError, match=r"expected kv\[12:16\]h0:1 in slot 0 of rank 2, where"):
+        verify(_kept(ring, (2, _kv(3), 0)))
+
+
+@pytest.mark.parametrize(
+    "resident",
+    [
+        (7, _kv(1), 1), (2, _kv(3), -5), (3, _kv(3), 1), (2, Item("dkv", ((12, 16),), (0, 1)), 1),
+        (-1, _kv(3), 1),
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_impossible_residents_are_refused(direction: str, resident: tuple[int, Item, int]) -> None:
+    plan = cases.made("ring", 4, cases.small_workload(16), direction=direction)
+    with pytest.raises(PlanError, match="expected a copy, in a slot of its own"):
+        verify(_kept(plan, resident))
+
+
+def test_two_residents_cannot_share_a_slot() -> None:
+    plan = cases.made("ring", 4, cases.small_workload(16), direction="backward")
+    with pytest.raises(PlanError, match="in a slot of its own"):
+        verify(_kept(plan, (2, _kv(3), 9), (2, _kv(0), 9)))
+
+
+def test_things_of_the_other_pass_are_refused() -> None:
+    g = Item("g", ((0, 4),), (0, 2))
+    move = Transfer(src=0, dst=1, items=((g, 5),), level=9, stream="ring")
+    plan = cases.made("ring", 2, cases.small_workload(8))
+    with pytest.raises(PlanError, match="expected things that a forward has"):
+        verify(with_ops(plan, [*plan.ops(), move]))
+
+
+def test_a_sub_piece_that_also_arrives_later_is_read_out_of_the_whole_before() -> None:
+    half, rest = (Item("kv", ((a, a + 2),), (0, 1)) for a in (4, 6))
+    keys = ((half, HOME), (rest, HOME), (KV[0], HOME))
+    later = Transfer(src=1, dst=0, items=((half, 2),), level=1, stream="ring")
+    plan = _two_ranks(
+        _send(0, 0), _send(1, 0),
+        Attend(rank=0, queries=((Q[0], HOME),), keys=keys, stream="compute"),
+        later, _compute(1, 0, 1),
+    )  # fmt: skip
+    verify(plan)
+    brute.run(plan)
+
+
+COLUMN_NAMES = ("op", "rank", "peer", "level", "stream", "part", "lead", "ptr", "arg", "slot")
+ITEM_NAMES = ("kind", "rows", "head_lo", "head_hi", "part", "row_ptr", "row_lo", "row_hi")
+
+
+@pytest.mark.parametrize("how", ["shorter", "longer", "float", "wide", "huge", "negative"])
+@pytest.mark.parametrize(
+    ("table", "name"),
+    [("columns", name) for name in COLUMN_NAMES] + [("items", name) for name in ITEM_NAMES],
+)
+def test_columns_of_another_type_length_or_range_never_crash(
+    table: str, name: str, how: str
+) -> None:
+    from dataclasses import replace
+
+    plan = cases.made("charm", 4, cases.small_workload(16), direction="backward")
+    column = getattr(getattr(plan, table), name)
+    edited = {
+        "shorter": column[:-1],
+        "longer": np.append(column, column[-1:]),
+        "float": column.astype(float),
+        "wide": column.astype(np.uint64),
+        "huge": np.where(np.arange(len(column)) == 1, np.iinfo(column.dtype).max, column),
+        "negative": np.where(np.arange(len(column)) == 1, -9, column.astype(np.int64)),
+    }[how]
+    if how in ("huge", "negative"):
+        edited = edited.astype(column.dtype)
+    changed = replace(plan, **{table: replace(getattr(plan, table), **{name: edited})})
+    if name in ("slot", "part") and how == "huge":
+        try:
+            verify(changed)
+        except PlanError:
+            return
+        brute.run(changed)
+        return
+    with pytest.raises(PlanError):
+        verify(changed)
+
+
+def test_an_item_listed_twice_is_refused() -> None:
+    from dataclasses import replace
+
+    plan = cases.made("ring", 2, cases.small_workload(8))
+    items = plan.items
+    names = ("kind", "rows", "head_lo", "head_hi", "part")
+    twice = {name: np.append(getattr(items, name), getattr(items, name)[:1]) for name in names}
+    with pytest.raises(PlanError, match="an item is listed twice"):
+        verify(replace(plan, items=replace(items, **twice)))
+
+
+def test_two_ranks_on_one_device_are_refused() -> None:
+    from dataclasses import replace
+
+    plan = cases.made("ring", 2, cases.small_workload(8))
+    with pytest.raises(PlanError, match="two ranks share a device"):
+        verify(replace(plan, devices=("a", "a")))

@@ -46,6 +46,7 @@ def test_document_round_trip() -> None:
         ({"dtype": "fp8"}, "dtype: expected bf16, fp16, fp32, fp64, found 'fp8'"),
         ({"grad_dtype": "int8"}, "grad_dtype: expected"),
         ({"mask": "docs:1,2"}, "hold 3 tokens"),
+        ({"seq_len": 2**30, "heads": 8}, "too long to count exactly with 8 heads and batch 1"),
         ({"softmax_scale": float("nan")}, "softmax_scale: expected a positive number, found nan"),
     ],
 )
