@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from charm_sched.cost import op_seconds
 from charm_sched.errors import PlanError
 from charm_sched.plans import Plan, Schedule
-from charm_sched.results import Comparison, Result
+from charm_sched.results import Comparison, Result, fits
 from charm_sched.search import SECONDS, plan_all
 from charm_sched.simulator import simulate
 from charm_sched.verifier import verify
@@ -69,11 +69,9 @@ def assess(
 
 def _result(plan: Plan, machine: Topology, ring: float, clock: _Clock) -> Result:
     with clock.timed("verify"):
-        peak = int(verify(plan).peak_bytes.max())
+        peaks = verify(plan).peak_bytes
     with clock.timed("simulate"):
         timeline = simulate(plan, machine)
-    memories = [machine.device(device).memory for device in plan.devices]
-    known = [memory for memory in memories if memory is not None]
     return Result(
         strategy=plan.strategy,
         params=plan.params,
@@ -81,8 +79,8 @@ def _result(plan: Plan, machine: Topology, ring: float, clock: _Clock) -> Result
         partition=plan.partition.kind,
         plan=plan,
         timeline=timeline,
-        peak_bytes=peak,
-        fits=peak <= min(known) if len(known) == len(memories) else None,
+        peak_bytes=int(peaks.max()),
+        fits=fits(peaks.tolist(), plan, machine),
         speedup_vs_ring=ring / timeline.makespan,
     )
 

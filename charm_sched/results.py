@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ class Result:
         plan: The verified plan.
         timeline: Its simulation.
         peak_bytes: Largest peak memory of any rank.
-        fits: Whether that fits the smallest device; None where its memory is unknown.
+        fits: Whether every rank's peak fits its device; None where some memory is unknown.
         speedup_vs_ring: Ring-Attention's makespan, with its best partition, over this one's.
     """
 
@@ -59,7 +59,7 @@ class Comparison:
         workload: What is computed.
         results: One per strategy and direction.
         refused: Strategies that cannot serve the workload.
-        chosen: The fastest result of each direction; both directions have one partition.
+        chosen: Per direction the fastest result that fits; both directions have one partition.
         seconds: Where the time of the comparison went.
         assumptions: What the times rest on that is not measured or published.
     """
@@ -79,3 +79,13 @@ class Comparison:
                 forward=self.chosen["forward"].plan, backward=self.chosen["backward"].plan
             )
         return next(iter(self.chosen.values())).plan
+
+
+def fits(peaks: Sequence[int], plan: Plan, topology: Topology) -> bool | None:
+    """Say whether each rank's peak memory fits its device; None where some memory is unknown."""
+    memories = [topology.device(device).memory for device in plan.devices]
+    if any(memory is None for memory in memories):
+        return None
+    return all(
+        peak <= memory for peak, memory in zip(peaks, memories, strict=True) if memory is not None
+    )

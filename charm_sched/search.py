@@ -6,6 +6,7 @@ Ring-Attention. Every plan that leaves this module is verified.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,9 +17,9 @@ from charm_sched.errors import CharmSchedError, StrategyError, WorkloadError
 from charm_sched.items import Item
 from charm_sched.partition import PARTITIONS, Partition
 from charm_sched.planners import PLANNERS
-from charm_sched.plans import DIRECTIONS, Plan, Schedule
-from charm_sched.results import Comparison, Refusal, Result
-from charm_sched.strategies import build, check_params, load_strategy, residents, variants_of
+from charm_sched.plans import DIRECTIONS, Plan, Schedule, residents_of
+from charm_sched.results import Comparison, Refusal, Result, fits
+from charm_sched.strategies import build, check_params, load_strategy, residents, takes, variants_of
 
 if TYPE_CHECKING:
     from charm_sched.planners.external import Planner
@@ -67,7 +68,7 @@ def plan(
     search = _Search(topology, workload, directions, ranks=ranks, devices=devices)
     found, refused = search.compare(names, partition, params)
     if not found:
-        raise StrategyError("; ".join(f"{r.strategy} ({r.direction}): {r.reason}" for r in refused))
+        raise _nothing_left(refused)
     return search.comparison(found, refused, found).schedule()
 
 
@@ -110,11 +111,29 @@ def plan_all(
         raise StrategyError(f"strategy: expected at least one of {', '.join(PLANNERS)}")
     found, refused = search.compare(names, partition, params)
     if not found:
-        raise StrategyError("; ".join(f"{r.strategy} ({r.direction}): {r.reason}" for r in refused))
+        raise _nothing_left(refused)
     base = found
     if BASELINE not in names or partition != "auto" or params:
         base, _ = search.compare((BASELINE,), "auto")
     return search.comparison(found, refused, base)
+
+
+def _nothing_left(refused: Sequence[Refusal]) -> StrategyError:
+    """Say why no strategy is left, each reason once."""
+    reasons = {r.reason: f"{r.strategy} ({r.direction}): {r.reason}" for r in refused[::-1]}
+    own = [text for reason, text in reasons.items() if not reason.endswith(" was refused")]
+    return StrategyError("; ".join(own[::-1]))
+
+
+class _PassError(StrategyError):
+    """A strategy cannot serve one direction."""
+
+    def __init__(self, message: str, direction: str) -> None:
+        super().__init__(message, direction)
+        self.direction = direction
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class _Search:
@@ -164,12 +183,24 @@ class _Search:
             for kind in partitions:
                 try:
                     found.append(self._best(name, planner, kind, variants))
-                except CharmSchedError as error:
+                except _PassError as error:
+                    failed = error.direction
                     refused += [
-                        Refusal(strategy=name, direction=direction, reason=str(error))
+                        Refusal(
+                            strategy=name,
+                            direction=direction,
+                            reason=str(error)
+                            if direction == failed
+                            else f"its {failed} was refused",
+                        )
                         for direction in self.directions
                     ]
         served = {results[0].strategy for results in found}
+        for refusal in refused:
+            if refusal.strategy not in served and any(
+                takes(planners[refusal.strategy], name) for name in params or {}
+            ):
+                raise StrategyError(refusal.reason)
         refused = [refusal for refusal in refused if refusal.strategy not in served]
         return found, list({(r.strategy, r.direction): r for r in refused}.values())
 
@@ -189,10 +220,13 @@ class _Search:
         for direction in self.directions:
             key = (name, kind, direction, repr(variants))
             if key not in self._known:
-                results = [
-                    self._result(name, planner, kind, direction, params, saved)
-                    for params in variants
-                ]
+                try:
+                    results = [
+                        self._result(name, planner, kind, direction, params, saved)
+                        for params in variants
+                    ]
+                except CharmSchedError as error:
+                    raise _PassError(str(error), direction) from error
                 self._known[key] = [_preferred(results)]
             best += self._known[key]
             saved = residents(best[-1].plan)
@@ -223,11 +257,9 @@ class _Search:
                 saved=saved,
             )
         with self._timed("verify"):
-            peak = int(verify(made, self.workload).peak_bytes.max())
+            peaks = verify(made, self.workload).peak_bytes
         with self._timed("simulate"):
             timeline = simulate(made, self.topology)
-        memories = [self.topology.device(device).memory for device in self.devices]
-        known = [memory for memory in memories if memory is not None]
         return Result(
             strategy=name,
             params=params,
@@ -235,8 +267,8 @@ class _Search:
             partition=kind,
             plan=made,
             timeline=timeline,
-            peak_bytes=peak,
-            fits=peak <= min(known) if len(known) == len(memories) else None,
+            peak_bytes=int(peaks.max()),
+            fits=fits(peaks.tolist(), made, self.topology),
         )
 
     def comparison(
@@ -247,14 +279,14 @@ class _Search:
     ) -> Comparison:
         """Put results together: best partition per strategy, chosen plans, speedups over ring."""
         rings = [results for results in base if results[0].strategy == BASELINE]
-        ring: Sequence[Result] = min(rings, key=_total, default=())
+        ring = min(rings, key=_rank_of) if rings else ()
         by_strategy: dict[str, list[Sequence[Result]]] = {}
         for results in found:
             by_strategy.setdefault(results[0].strategy, []).append(results)
         rows = [
             _with_speedup(result, ring)
             for tried in by_strategy.values()
-            for result in min(tried, key=_total)
+            for result in min(tried, key=_rank_of)
         ]
         chosen = [_with_speedup(result, ring) for result in _fastest(found, self.directions)]
         return Comparison(
@@ -289,9 +321,10 @@ def _choose_devices(
 
 
 def _preferred(results: Sequence[Result]) -> Result:
-    """Give the first result that is about as fast as the fastest."""
-    best = min(result.timeline.makespan for result in results)
-    return next(result for result in results if result.timeline.makespan <= CLOSE * best)
+    """Give the first result that fits and is about as fast as the fastest that fits."""
+    fitting = [result for result in results if result.fits is not False] or results
+    best = min(result.timeline.makespan for result in fitting)
+    return next(result for result in fitting if result.timeline.makespan <= CLOSE * best)
 
 
 def _total(results: Sequence[Result]) -> float:
@@ -299,22 +332,26 @@ def _total(results: Sequence[Result]) -> float:
 
 
 def _fastest(found: Sequence[Sequence[Result]], directions: Sequence[str]) -> list[Result]:
-    """Choose the fastest plan of each direction, all with one partition.
+    """Choose a plan for each direction: what fits first, then the fastest, then the smallest.
 
-    Among plans that are about as fast, the one that moves least over the outermost tier wins: it
-    has most to spare where links are slower than the file says.
+    The plans of two directions have one partition, and the backward starts from what the forward
+    keeps.
     """
-    options = []
-    for kind in {results[0].partition: None for results in found}:
-        same = [results for results in found if results[0].partition == kind]
-        options.append([_sparest([results[i] for results in same]) for i in range(len(directions))])
-    return min(options, key=_total)
+    options: list[Sequence[Result]] = list(found)
+    if len(directions) == 2:
+        residents_by = {id(r): residents_of(r.plan) for results in found for r in results}
+        options = [
+            (one[0], other[1])
+            for one, other in itertools.product(found, found)
+            if one[0].partition == other[0].partition
+            and residents_by[id(one[0])] == residents_by[id(other[1])]
+        ]
+    return list(min(options, key=_rank_of))
 
 
-def _sparest(results: Sequence[Result]) -> Result:
-    best = min(result.timeline.makespan for result in results)
-    close = [result for result in results if result.timeline.makespan <= CLOSE * best]
-    return min(close, key=lambda result: next(iter(result.timeline.tier_bytes.values()), 0))
+def _rank_of(results: Sequence[Result]) -> tuple[bool, float, int]:
+    too_large = any(result.fits is False for result in results)
+    return too_large, _total(results), sum(result.peak_bytes for result in results)
 
 
 def _with_speedup(result: Result, ring: Sequence[Result]) -> Result:

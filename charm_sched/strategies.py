@@ -88,11 +88,21 @@ def takes(planner: Planner, name: str) -> bool:
     return any(p.name == name or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
+def _check_value(planner: Planner, name: str, value: object) -> None:
+    """Check a parameter's value against the type of the planner's default."""
+    default = inspect.signature(planner).parameters[name].default
+    for kind, text in ((bool, "true or false"), (int, "a whole number")):
+        if isinstance(default, kind):
+            if type(value) is not kind:
+                raise StrategyError(f"parameter {name}: expected {text}, found {value!r}")
+            return
+
+
 def check_params(planners: Mapping[str, Planner], params: Mapping[str, Any]) -> None:
-    """Check that some planner takes each parameter.
+    """Check that some planner takes each parameter, and that values are of the right kind.
 
     Raises:
-        StrategyError: None takes one.
+        StrategyError: None takes one, or a value is of another kind than the default.
     """
     for param in params:
         if not any(takes(planner, param) for planner in planners.values()):
@@ -100,6 +110,9 @@ def check_params(planners: Mapping[str, Planner], params: Mapping[str, Any]) -> 
                 f"parameter {param}: expected one that a strategy takes, "
                 f"but none of {', '.join(planners)} takes it"
             )
+        for planner in planners.values():
+            if param in inspect.signature(planner).parameters:
+                _check_value(planner, param, params[param])
 
 
 def variants_of(
