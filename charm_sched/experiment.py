@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from charm_sched.cost import op_seconds
 from charm_sched.plans import Plan, Schedule
-from charm_sched.probe import Calibration, calibrate, patterns
+from charm_sched.probe import SIZES, Calibration, calibrate, patterns
 from charm_sched.results import Comparison, Result
 from charm_sched.scaling import scaled
 from charm_sched.search import plan_all
@@ -107,10 +107,25 @@ def laboratory(
         yield bed, lab
 
 
-def probe(lab: Lab, topology: Topology, devices: Sequence[str], *, timeout: float) -> Calibration:
-    """Measure transfers alone, and calibrate a (scaled) machine with them."""
+def probe(
+    lab: Lab,
+    topology: Topology,
+    devices: Sequence[str],
+    *,
+    sizes: Sequence[int] = SIZES,
+    timeout: float = 60.0,
+) -> Calibration:
+    """Measure transfers alone, and calibrate a (scaled) machine with them.
+
+    Args:
+        lab: Ranks on the machine.
+        topology: The machine, scaled as the laboratory is.
+        devices: Device of each rank.
+        sizes: Bytes of the transfers.
+        timeout: Seconds that a transfer may take.
+    """
     measured = []
-    for pattern in patterns(topology, devices):
+    for pattern in patterns(topology, devices, sizes):
         found = lab.run(
             pattern.plan, [[0.0] * len(pattern.plan)], repeat=PROBE_REPEATS, timeout=timeout
         )
@@ -128,6 +143,7 @@ def experiment(
     scale: float,
     strategies: Sequence[str],
     directions: Sequence[str],
+    partition: str = "auto",
     repeat: int,
     timeout: float,
     paced: bool,
@@ -144,6 +160,7 @@ def experiment(
         scale: What the machine's rates are multiplied by.
         strategies: Names.
         directions: ``forward``, ``backward`` or both.
+        partition: Its name, or ``auto`` for the best of each strategy.
         repeat: Timed runs each.
         timeout: Seconds that a transfer may take.
         paced: Whether kernels take the modelled time instead of computing.
@@ -154,6 +171,7 @@ def experiment(
         workload,
         strategies=strategies,
         directions=directions,
+        partition=partition,
         devices=devices,
     )
     predicted = [_as_gloo(result, calibration.topology) for result in compared.results]

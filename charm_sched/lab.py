@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from charm_sched.workload import Workload
 
 PIECES = (1 << 20, 1 << 22)
-LAB_HEADS, LAB_HEAD_DIM = 8, 128
+LAB_HEADS = 8
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,8 +50,6 @@ def _parser() -> ArgumentParser:
         description="Build a topology as a network of namespaces on this machine, rates scaled\n"
         "alike, measure transfers, predict plans from these, run them, and compare.\n"
         "Needs Linux, root and PyTorch.",
-        epilog="Without --seq-len two lengths are run: 1 and 4 MiB of keys and values per rank,\n"
-        "with 8 heads of 128 and a full mask, which is limited by communication.",
         formatter_class=Help,
         allow_abbrev=False,
     )
@@ -71,7 +69,9 @@ def _parser() -> ArgumentParser:
         help="pass to run (default: both)",
     )
     _add_run_flags(parser)
-    add_workload_flags(parser)
+    add_workload_flags(
+        parser, "8 heads of 128, 1 and then 4 MiB of keys and values per rank, bf16, full", "full"
+    )
     return parser
 
 
@@ -157,6 +157,7 @@ def _run(args: Namespace) -> None:
                             scale=scale,
                             strategies=tuple(args.strategy.split(",")),
                             directions=_directions(args),
+                            partition=args.partition or "auto",
                             repeat=args.repeat,
                             timeout=args.timeout,
                             paced=not args.real,
@@ -183,21 +184,15 @@ def _workloads(args: Namespace, ranks: int) -> list[Workload]:
     """Give the workload of the flags, or the two of the laboratory."""
     from dataclasses import replace
 
-    from charm_sched.workload import Workload
+    from charm_sched.masks import parse_mask
 
-    if args.seq_len is not None or args.model is not None:
-        return [read_workload(args)]
-    one = Workload(
-        seq_len=ranks,
-        heads=args.heads or LAB_HEADS,
-        kv_heads=args.kv_heads or args.heads or LAB_HEADS,
-        head_dim=args.head_dim or LAB_HEAD_DIM,
-        v_head_dim=args.v_head_dim,
-        batch=args.batch or 1,
-        dtype=args.dtype or "bf16",
-        grad_dtype=args.grad_dtype,
-        mask=args.mask or "full",
-    )
+    if args.model is None and args.heads is None:
+        args.heads, args.kv_heads = LAB_HEADS, args.kv_heads or LAB_HEADS
+    if args.mask is None:
+        args.mask = parse_mask("full")
+    one = read_workload(args)
+    if args.seq_len is not None or one.mask_rule.documents:
+        return [one]
     row = one.num_kv_heads * one.row_bytes("kv")
     return [replace(one, seq_len=ranks * max(1, piece // row)) for piece in PIECES]
 

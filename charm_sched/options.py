@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from argparse import ArgumentTypeError, RawDescriptionHelpFormatter
 from collections.abc import Callable
@@ -20,6 +21,14 @@ DEFAULT_MODEL = "llama3-8b"
 DEFAULT_LENGTH = 131072
 HEAD_FLAGS = ("heads", "kv_heads", "head_dim", "v_head_dim")
 
+MOST_DEVICES = 1_000_000
+RANGE = re.compile(r"([0-9]{1,9})\.\.([0-9]{1,9})")
+
+STRATEGY_HELP = (
+    "auto: the best found (default); all: every strategy, with the reason where one cannot serve; "
+    "names such as ring,charm; or path/to/file.py:function"
+)
+
 Value = TypeVar("Value")
 
 
@@ -30,11 +39,19 @@ class Help(RawDescriptionHelpFormatter):
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
 
-def add_workload_flags(parser: ArgumentParser) -> None:
-    """Add the flags that describe what is computed, and by whom."""
-    group = parser.add_argument_group(
-        "workload", f"default: {DEFAULT_MODEL}, 128K tokens, batch 1, bf16, causal, all devices"
-    )
+def add_workload_flags(
+    parser: ArgumentParser,
+    default: str = f"{DEFAULT_MODEL}, 128K tokens, batch 1, bf16, causal, all devices",
+    mask: str = "causal",
+) -> None:
+    """Add the flags that describe what is computed, and by whom.
+
+    Args:
+        parser: Where.
+        default: What holds without flags, for the help text.
+        mask: The mask that holds without flags, likewise.
+    """
+    group = parser.add_argument_group("workload", f"default: {default}")
     group.add_argument(
         "--model",
         metavar="NAME",
@@ -60,7 +77,7 @@ def add_workload_flags(parser: ArgumentParser) -> None:
         "--mask",
         metavar="MASK",
         type=argument(read_mask),
-        help=f"{MASK_FORMS}; window and docs are causal (default: causal)",
+        help=f"{MASK_FORMS}; window and docs are causal (default: {mask})",
     )
     _add_placement(group)
 
@@ -86,8 +103,8 @@ def _add_placement(group: _ArgumentGroup) -> None:
     who.add_argument(
         "--devices",
         metavar="A,B,...",
-        type=argument(_names),
-        help="these devices, in rank order",
+        type=argument(device_names),
+        help="these devices, in rank order; gpu0..3 is gpu0 to gpu3 (charm-topo show has names)",
     )
 
 
@@ -99,7 +116,21 @@ WORKLOAD_FLAGS = (
 
 def names_workload(args: Namespace) -> bool:
     """Say whether any workload flag was given."""
-    return any(getattr(args, flag) is not None for flag in WORKLOAD_FLAGS)
+    return bool(given_flags(args))
+
+
+def given_flags(args: Namespace) -> list[str]:
+    """List the workload flags that were given, as they are written."""
+    flags = [flag for flag in WORKLOAD_FLAGS if getattr(args, flag) is not None]
+    return [f"--{flag.replace('_', '-')}" for flag in flags]
+
+
+def workload_of(parser: ArgumentParser, args: Namespace) -> Workload:
+    """Give the workload of the flags; what is wrong with them ends as a usage error."""
+    try:
+        return read_workload(args)
+    except WorkloadError as error:
+        parser.error(str(error))
 
 
 def read_workload(args: Namespace) -> Workload:
@@ -118,6 +149,11 @@ def read_workload(args: Namespace) -> Workload:
         heads["kv_heads"] = heads["heads"]
     if "head_dim" in given and "v_head_dim" not in given:
         heads["v_head_dim"] = heads["head_dim"]
+    if heads["heads"] % heads["kv_heads"]:
+        raise WorkloadError(
+            f"--kv-heads: expected a divisor of --heads {heads['heads']}, "
+            f"found {heads['kv_heads']}"
+        )
     mask = args.mask or Mask(kind="causal")
     return Workload(
         seq_len=_sequence_length(args.seq_len, mask),
@@ -154,9 +190,16 @@ def read_mask(text: str) -> Mask:
             f"mask: expected {MASK_FORMS}, found {text!r}; "
             "masks from a file are not in this release"
         )
-    if not lengths:
+    if not lengths or kind not in ("window", "docs", "docs-full"):
         return parse_mask(text)
-    tokens = ",".join(str(parse_tokens(length)) for length in lengths.split(","))
+    try:
+        tokens = ",".join(str(parse_tokens(length)) for length in lengths.split(","))
+    except ValueError as error:
+        what = "a window" if kind == "window" else "documents"
+        raise WorkloadError(
+            f"mask: expected {what} of 1 token or more, such as {kind}:512 or {kind}:4K, "
+            f"found {text!r}"
+        ) from error
     return parse_mask(f"{kind}{colon}{tokens}")
 
 
@@ -179,13 +222,64 @@ def count(text: str) -> int:
     return int(text)
 
 
-def _names(text: str) -> tuple[str, ...]:
+def device_names(text: str) -> tuple[str, ...]:
+    """Read device names with ranges, as topology files have them.
+
+    >>> device_names("node0..1/gpu0..1,spare")
+    ('node0/gpu0', 'node0/gpu1', 'node1/gpu0', 'node1/gpu1', 'spare')
+
+    Raises:
+        ValueError: An empty name, a range that goes down, or far too many names.
+    """
+    patterns = tuple(name.strip() for name in text.split(","))
+    if not all(patterns):
+        raise ValueError(f"expected names such as gpu0,gpu1 or gpu0..3, found {text!r}")
+    names: list[str] = []
+    for pattern in patterns:
+        names += _expand(pattern)
+        if len(names) > MOST_DEVICES:
+            raise ValueError(f"expected at most {MOST_DEVICES} names, found more in {text!r}")
+    return tuple(names)
+
+
+def _expand(pattern: str) -> list[str]:
+    match = RANGE.search(pattern)
+    if match is None:
+        return [pattern]
+    first, last = match.groups()
+    if int(first) > int(last):
+        raise ValueError(f"expected a range from a smaller to a larger number, found {pattern!r}")
+    if int(last) - int(first) >= MOST_DEVICES:
+        raise ValueError(f"expected at most {MOST_DEVICES} names, found more in {pattern!r}")
+    width = len(first) if first.startswith("0") else 0
+    heads = [f"{pattern[: match.start()]}{n:0{width}d}" for n in range(int(first), int(last) + 1)]
+    tails = _expand(pattern[match.end() :])
+    if len(heads) * len(tails) > MOST_DEVICES:
+        raise ValueError(f"expected at most {MOST_DEVICES} names, found more in {pattern!r}")
+    return [head + tail for head in heads for tail in tails]
+
+
+def strategy_names(text: str) -> tuple[str, ...]:
+    """Read ``auto``, ``all``, or names and files separated by commas."""
     names = tuple(name.strip() for name in text.split(","))
     if not all(names):
-        raise ValueError(f"expected names such as gpu0,gpu1, found {text!r}")
+        raise ValueError(f"expected strategies such as ring,charm, found {text!r}")
+    if len(names) > 1 and {"auto", "all"} & set(names):
+        raise ValueError(f"expected auto or all alone, found {text!r}")
     return names
 
 
+def parameter(text: str) -> tuple[str, object]:
+    """Read ``name=value``; the value is true, false, a number or a word."""
+    name, equals, value = text.partition("=")
+    if not (name.isidentifier() and equals and value):
+        raise ValueError(f"expected NAME=VALUE such as pieces=2, found {text!r}")
+    if value in ("true", "false"):
+        return name, value == "true"
+    return name, int(value) if value.lstrip("-").isdecimal() else value
+
+
 __all__ = [
-    "add_workload_flags", "argument", "names_workload", "read_mask", "read_workload",
+    "add_workload_flags", "argument", "device_names", "given_flags", "names_workload",
+    "parameter", "read_mask", "read_workload", "strategy_names", "workload_of",
 ]  # fmt: skip

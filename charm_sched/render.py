@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from charm_sched.render_timeline import lanes, meter
-from charm_sched.render_topology import domain_tree
+from charm_sched.render_tables import CHOSEN, fitting, names_of
+from charm_sched.render_timeline import lanes, legend, meter
+from charm_sched.render_topology import LEGEND, domain_tree
+from charm_sched.report import assumptions as assumptions_of
 from charm_sched.sweep import verdict
 from charm_sched.units import format_bytes, format_seconds, format_tokens
 
@@ -40,19 +42,22 @@ def show(
         footer: Lines at the end: what was saved, and how to run it.
     """
     console.print(domain_tree(comparison.topology))
+    console.print(Text(LEGEND, style="dim"))
     console.print(Text(f"\n{describe(comparison.workload)}\n{_ranks(comparison)}"))
-    for direction, result in comparison.chosen.items():
-        _direction(console, direction, result)
+    every = [*comparison.results, *comparison.chosen.values(), *comparison.refused]
+    names = names_of(result.strategy for result in every)
+    for number, (direction, result) in enumerate(comparison.chosen.items()):
+        _direction(console, direction, result, names[result.strategy], explain=not number)
     if len(comparison.results) > len(comparison.chosen):
         _heading(console, "Every strategy with its best partition")
-        console.print(Padding(_strategies(comparison), (0, 0, 0, 2)))
+        _strategies(console, comparison, names)
     if comparison.refused:
         _heading(console, "Cannot serve this")
-        refused = [f"{short(r.strategy)}, {r.direction}: {r.reason}" for r in comparison.refused]
+        refused = [f"{names[r.strategy]}, {r.direction}: {r.reason}" for r in comparison.refused]
         console.print(_listing(refused))
     if points:
         _sweep(console, points)
-    assumptions(console, comparison.assumptions)
+    assumptions(console, assumptions_of(comparison))
     for number, line in enumerate(footer):
         console.print(Text(f"\n{line}" if not number else line), soft_wrap=True)
 
@@ -74,15 +79,15 @@ def _listing(sentences: Sequence[str]) -> Padding:
 def machines(console: Console, comparisons: Sequence[Comparison]) -> None:
     """Print one row per machine: what changing the machine would change."""
     _heading(console, "The machines side by side")
-    table = _table("machine", "devices", *(TITLES[d] for d in comparisons[0].chosen), "vs first")
+    head = ("machine", "ranks", *(TITLES[d] for d in comparisons[0].chosen), "vs first")
+    rows = []
     totals = [sum(r.timeline.makespan for r in c.chosen.values()) for c in comparisons]
     for comparison, total in zip(comparisons, totals, strict=True):
         times = [format_seconds(r.timeline.makespan, digits=3) for r in comparison.chosen.values()]
         ranks = {result.plan.num_ranks for result in comparison.chosen.values()}
-        table.add_row(
-            comparison.topology.name, str(max(ranks)), *times, f"{totals[0] / total:.2f}x"
-        )
-    console.print(Padding(table, (0, 0, 0, 2)))
+        name = comparison.topology.name
+        rows.append((name, str(max(ranks)), *times, f"{totals[0] / total:.2f}x"))
+    console.print(Padding(fitting(head, rows, console.width - 2), (0, 0, 0, 2)))
 
 
 def describe(workload: Workload) -> str:
@@ -110,11 +115,11 @@ def _heading(console: Console, text: str) -> None:
     console.print(Text(f"\n{text}", style="bold"))
 
 
-def _direction(console: Console, direction: str, result: Result) -> None:
+def _direction(
+    console: Console, direction: str, result: Result, name: str, *, explain: bool
+) -> None:
     took = format_seconds(result.timeline.makespan, digits=3)
-    _heading(
-        console, f"{TITLES[direction]}: {short(result.strategy)} takes {took}{against_ring(result)}"
-    )
+    _heading(console, f"{TITLES[direction]}: {name} takes {took}{against_ring(result)}")
     ring = None
     if result.speedup_vs_ring is not None and result.strategy != "ring":
         ring = result.speedup_vs_ring * result.timeline.makespan
@@ -123,19 +128,11 @@ def _direction(console: Console, direction: str, result: Result) -> None:
         meter(result.timeline, ring=ring, width=width),
         Text(),
         lanes(result.timeline, width=width),
+        *([legend(console)] if explain else []),
         Text(),
         _facts(result),
     ):
         console.print(Padding(part, (0, 0, 0, 2)))
-
-
-def short(strategy: str) -> str:
-    """Leave the folders out of ``path/to/file.py:function``.
-
-    >>> short("path/to/file.py:function"), short("ring")
-    ('file.py:function', 'ring')
-    """
-    return strategy.rpartition("/")[2]
 
 
 def against_ring(result: Result) -> str:
@@ -166,29 +163,41 @@ def _facts(result: Result) -> Table:
     return facts
 
 
-def _strategies(comparison: Comparison) -> Table:
+def _strategies(console: Console, comparison: Comparison, names: Mapping[str, str]) -> None:
     tiers = comparison.topology.tiers
     outer = tiers[0] if tiers else "moved"
-    table = _table("", "strategy", "partition", "time", "exposed", outer, "memory", "vs ring")
-    for column in table.columns[:3]:
-        column.justify = "left"
+    head = (
+        "strategy", "time", "vs ring", "compute", "exposed", "partition", "memory", outer,
+    )  # fmt: skip
+    best = list(comparison.chosen.values())
+    listed = [result.plan for result in comparison.results]
+    extra = [result for result in best if not any(result.plan is plan for plan in listed)]
+    rows: list[tuple[str, ...]] = []
     last = None
-    for result in sorted(comparison.results, key=_forward_first):
-        timeline = result.timeline
-        chosen = any(result.plan is best.plan for best in comparison.chosen.values())
-        table.add_row(
-            result.direction if result.direction != last else "",
-            Text(short(result.strategy)),
-            result.partition,
-            format_seconds(timeline.makespan, digits=3),
-            format_seconds(timeline.exposed_comm, digits=3),
-            format_bytes(timeline.tier_bytes.get(outer, 0), digits=3),
-            format_bytes(result.peak_bytes, digits=3),
-            "" if result.speedup_vs_ring is None else f"{result.speedup_vs_ring:.2f}x",
-            style="bold" if chosen else "",
-        )
+    for result in sorted([*comparison.results, *extra], key=_forward_first):
+        if result.direction != last:
+            rows.append((result.direction,))
         last = result.direction
-    return table
+        chosen = any(result.plan is other.plan for other in best)
+        name = f"{CHOSEN if chosen else ' '} {names[result.strategy]}"
+        rows.append((name, *_strategy_cells(result, outer)))
+    table = fitting(head, rows, console.width - 2, left=(0, 5))
+    console.print(Padding(table, (0, 0, 0, 2)))
+    note = f"{CHOSEN} is what was chosen; time is computation and exposed communication together."
+    console.print(Padding(Text(note, style="dim"), (0, 0, 0, 2)))
+
+
+def _strategy_cells(result: Result, outer: str) -> tuple[str, ...]:
+    timeline = result.timeline
+    return (
+        format_seconds(timeline.makespan, digits=3),
+        "" if result.speedup_vs_ring is None else f"{result.speedup_vs_ring:.2f}x",
+        format_seconds(timeline.compute_s, digits=3),
+        format_seconds(timeline.exposed_comm, digits=3),
+        result.partition,
+        format_bytes(result.peak_bytes, digits=3),
+        format_bytes(timeline.tier_bytes.get(outer, 0), digits=3),
+    )
 
 
 def _forward_first(result: Result) -> tuple[bool, float]:
@@ -196,23 +205,23 @@ def _forward_first(result: Result) -> tuple[bool, float]:
 
 
 def _sweep(console: Console, points: Sequence[Point]) -> None:
-    directions = tuple(dict.fromkeys(point.direction for point in points))
-    for direction in directions:
-        rows = [point for point in points if point.direction == direction]
+    head = ("length", "computation", "ring", "best", "", "vs ring", "ring limited by")
+    names = names_of(point.strategy for point in points)
+    for direction in dict.fromkeys(point.direction for point in points):
+        found = [point for point in points if point.direction == direction]
         _heading(console, f"{TITLES[direction]} by length")
-        table = _table("length", "computation", "ring", "best", "", "vs ring", "limit")
-        table.columns[4].justify = "left"
-        for row in rows:
-            times = (format_seconds(s, digits=3) for s in (row.compute_s, row.ring_s, row.best_s))
-            limit = "computation" if row.limit == "computation" else "communication"
-            speedup = f"{row.speedup:.2f}x"
-            table.add_row(format_tokens(row.seq_len), *times, short(row.strategy), speedup, limit)
+        rows = []
+        for point in found:
+            seconds = (point.compute_s, point.ring_s, point.best_s)
+            rows.append(
+                (
+                    format_tokens(point.seq_len),
+                    *(format_seconds(s, digits=3) for s in seconds),
+                    names[point.strategy],
+                    f"{point.speedup:.2f}x",
+                    "computation" if point.limit == "computation" else "communication",
+                )
+            )
+        table = fitting(head, rows, console.width - 2, left=(0, 4), name=4, least=16)
         console.print(Padding(table, (0, 0, 0, 2)))
-        console.print(Padding(Text(verdict(rows)), (0, 0, 0, 2)))
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left", no_wrap=number != 1)
-    return table
+        console.print(Padding(Text(verdict(found)), (0, 0, 0, 2)))

@@ -41,6 +41,12 @@ class Bar:
         yield Text("".join(cells), style=self._style, no_wrap=True)
 
 
+def legend(console: Console) -> Text:
+    """Say what the signs of a bar mean."""
+    full, half = ("#", "-") if console.options.ascii_only else ("█", "▒")
+    return Text(f"({full} all of the time, {half} a part of it)", style="dim")
+
+
 def _cover(covered: NDArray[np.float64], start: float, end: float) -> None:
     """Add to each column the part of it that lies between two positions; a touch shows."""
     first, last = int(start), min(math.ceil(end), len(covered))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
     from charm_sched.topology import Domain, Topology
 
+LEGEND = "(what each can send: to the others, over all its links together, not over one link)"
+NUMBER = re.compile(r"[0-9]+(?:\.\.[0-9]+)?")
 ALONE = 16
 """Siblings are told apart by their bandwidth up to this number, by their shape alone beyond it."""
 
@@ -59,18 +63,74 @@ def _label(topology: Topology, domain: Domain, name: str) -> str:
     if any(child.children for child in domain.children):
         label += f" in {len(domain.children)} domains"
     out = format_bandwidth(inside_bandwidth(topology, domain), digits=3)
-    return f"{label}; {domain.tier}: {out} out of each"
+    return f"{label}; {domain.tier}: each can send {out}"
 
 
 def show_topology(topology: Topology) -> Iterator[Tree | Text | Padding]:
     """Yield what ``charm-topo show`` prints, but for the assumptions."""
     yield domain_tree(topology)
+    yield Text(LEGEND, style="dim")
     if topology.description:
         yield Padding(Text(topology.description), (1, 0, 0, 0))
     yield Text("\nDevices", style="bold")
     yield Padding(_devices(topology), (0, 0, 0, 2))
+    yield Text("\nNames, as --devices takes them", style="bold")
+    yield Padding(Text("\n".join(device_lines(topology))), (0, 0, 0, 2))
     yield Text("\nLinks (each direction of a link is one)", style="bold")
     yield Padding(_links(topology), (0, 0, 0, 2))
+
+
+def device_lines(topology: Topology) -> list[str]:
+    """Name the devices of each innermost domain, in the range form of topology files."""
+    inner = list(_innermost(topology.domains()))
+    if len(inner) <= ALONE:
+        return [f"devices {', '.join(ranges(domain.devices))}" for domain in inner]
+    return [f"devices {', '.join(ranges(topology.device_names))}"]
+
+
+def _innermost(domain: Domain) -> Iterator[Domain]:
+    if any(not child.children for child in domain.children) or not domain.children:
+        yield domain
+        return
+    for child in domain.children:
+        yield from _innermost(child)
+
+
+def ranges(names: Sequence[str]) -> list[str]:
+    """Write names with ranges, so that expanding them gives the same names in the same order.
+
+    >>> ranges(["node0/gpu0", "node0/gpu1", "node1/gpu0", "node1/gpu1", "spare"])
+    ['node0..1/gpu0..1', 'spare']
+    """
+    found = list(names)
+    for place in range(1, max((len(NUMBER.findall(name)) for name in found), default=0) + 1):
+        found = _joined(found, place)
+    return found
+
+
+def _joined(patterns: Sequence[str], place: int) -> list[str]:
+    """Join neighbours that differ by one in their number at a place, counted from the end."""
+    found: list[tuple[str, int, int, str]] = []
+    for pattern in patterns:
+        numbers = list(NUMBER.finditer(pattern))
+        if len(numbers) < place or ".." in numbers[-place].group():
+            found.append((pattern, -1, -1, ""))
+            continue
+        number = numbers[-place]
+        head, tail, text = pattern[: number.start()], pattern[number.end() :], number.group()
+        value = int(text) if text == str(int(text)) else -1  # 007 stays as it is
+        if value < 0:
+            found.append((pattern, -1, -1, ""))
+        elif found and found[-1][0] == head and found[-1][3] == tail and found[-1][2] == value - 1:
+            found[-1] = (head, found[-1][1], value, tail)
+        else:
+            found.append((head, value, value, tail))
+    return [
+        head if first < 0
+        else f"{head}{first}{tail}" if first == last
+        else f"{head}{first}..{last}{tail}"
+        for head, first, last, tail in found
+    ]  # fmt: skip
 
 
 def _devices(topology: Topology) -> Table:

@@ -20,8 +20,12 @@ Document = dict[str, Any]
 SCHEMA, VERSION = "charm-sched/report", 1
 
 
-def document(comparison: Comparison, plan_file: str | Path | None = None) -> Document:
-    """Give the document of one comparison."""
+def document(
+    comparison: Comparison,
+    plan_file: str | Path | None = None,
+    trace_files: Sequence[Path] = (),
+) -> Document:
+    """Give the document of one comparison, with the files that were written."""
     chosen = comparison.chosen.items()
     return {
         "schema": SCHEMA,
@@ -40,9 +44,22 @@ def document(comparison: Comparison, plan_file: str | Path | None = None) -> Doc
         ],
         "chosen": {direction: _detail(result) for direction, result in chosen},
         "plan_file": None if plan_file is None else str(plan_file),
-        "assumptions": list(comparison.assumptions),
+        "trace_files": [str(path) for path in trace_files],
+        "assumptions": assumptions(comparison),
         "seconds": dict(comparison.seconds),
     }
+
+
+def assumptions(comparison: Comparison) -> list[str]:
+    """List what the numbers of a comparison rest on, and what its baseline is."""
+    sentences = list(comparison.assumptions)
+    kind = comparison.workload.mask_rule.kind
+    if kind not in ("full", "causal"):
+        sentences.append(
+            "Ring-Attention, as public implementations do it, also sends the shards that a "
+            f'{kind} mask hides, so "vs ring" is large for every strategy that leaves them out'
+        )
+    return sentences
 
 
 def combined(documents: Sequence[Document]) -> Document:
@@ -144,6 +161,7 @@ def topology_report(topology: Topology) -> Document:
         "digest": topology.digest,
         "description": topology.description,
         "devices": len(topology.devices),
+        "device_names": list(topology.device_names),
         "tiers": tiers(topology),
         "links": link_kinds(topology),
         "assumptions": list(topology.assumptions),
@@ -179,12 +197,10 @@ def topology_summary(topology: Topology) -> Document:
 
 def write_traces(comparison: Comparison, path: Path) -> tuple[Path, ...]:
     """Write the timelines of the chosen plans; two directions go to ``NAME.DIRECTION.json``."""
+    from charm_sched.output import trace_targets
     from charm_sched.trace import write_trace
 
-    written = []
-    for direction, result in comparison.chosen.items():
-        several = len(comparison.chosen) > 1
-        target = path.with_name(f"{path.stem}.{direction}{path.suffix}") if several else path
-        write_trace(result.timeline, target)
-        written.append(target)
-    return tuple(written)
+    targets = trace_targets(path, tuple(comparison.chosen))
+    for direction, target in targets.items():
+        write_trace(comparison.chosen[direction].timeline, target)
+    return tuple(targets.values())

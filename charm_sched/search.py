@@ -346,7 +346,8 @@ def _fastest(found: Sequence[Sequence[Result]], directions: Sequence[str]) -> li
             if one[0].partition == other[0].partition
             and residents_by[id(one[0])] == residents_by[id(other[1])]
         ]
-    return list(min(options, key=_rank_of))
+    best: Sequence[Result] = min(options, key=_rank_of)
+    return list(best)
 
 
 def _rank_of(results: Sequence[Result]) -> tuple[bool, float, int]:

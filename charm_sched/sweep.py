@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from charm_sched.planners.external import short_name
 from charm_sched.search import plan_all
 from charm_sched.units import format_tokens
 
@@ -87,7 +88,7 @@ def verdict(points: Sequence[Point]) -> str:
     >>> point = Point(seq_len=8192, direction="forward", strategy="charm",
     ...               compute_s=1.0, ring_s=3.0, best_s=1.5)
     >>> verdict([point, replace(point, seq_len=16384, ring_s=2.4)])
-    'At 8K to 16K communication limits Ring-Attention: charm is 1.6 to 2.0 times as fast.'
+    'At 8K to 16K communication limits Ring-Attention: charm is 1.60 to 2.00 times as fast.'
     """
     stretches = [list(stretch) for _, stretch in groupby(points, lambda point: point.limit)]
     return " ".join(
@@ -106,8 +107,8 @@ def _sentence(points: Sequence[Point], *, last: bool, only: bool) -> str:
         case "communication":
             return f"{where} communication limits every plan found, and Ring-Attention no more."
         case _:
-            names = " or ".join(dict.fromkeys(point.strategy for point in points))
-            least, most = (f"{f(point.speedup for point in points):.1f}" for f in (min, max))
+            names = " or ".join(dict.fromkeys(short_name(point.strategy) for point in points))
+            least, most = (f"{f(point.speedup for point in points):.2f}" for f in (min, max))
             times = least if least == most else f"{least} to {most}"
             limit = f"{where} communication limits Ring-Attention"
             return f"{limit}: {names} is {times} times as fast."

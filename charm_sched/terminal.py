@@ -1,17 +1,77 @@
-"""Where results and progress go: stdout for results, stderr for everything else."""
+"""Where results, progress and errors go: stdout for results, stderr for everything else."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from charm_sched.errors import CharmSchedError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
 Say = Callable[[str], None]
+
+
+def guarded(work: Callable[[], None]) -> int:
+    """Do a command's work; turn errors that a user can meet into one line and an exit status."""
+    try:
+        work()
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return complain("interrupted", status=130)
+    except (CharmSchedError, OSError, MemoryError, OverflowError) as error:
+        return complain(explain(error))
+    return 0
+
+
+def explain(error: Exception) -> str:
+    """Put an error that a user can meet into one line."""
+    if isinstance(error, CharmSchedError):
+        return str(error)
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or error}"
+    detail = f" ({error})" if str(error) else ""
+    if isinstance(error, MemoryError):
+        return f"this needs more memory than this machine has{detail}"
+    return f"a number is too large to count with{detail}"
+
+
+def complain(message: str, status: int = 1) -> int:
+    """Print an error and give the exit status."""
+    print(f"error: {message}", file=sys.stderr, flush=True)  # noqa: T201
+    return status
+
+
+@contextlib.contextmanager
+def room_for(ranks: int, operations: int | None = None) -> Iterator[None]:
+    """Say what was too large where the block runs out of memory.
+
+    Args:
+        ranks: Of the plans that the block works on.
+        operations: Of them all together; None to estimate it: plans of one pass have an attend
+            and a transfer for each pair of ranks.
+
+    Raises:
+        CharmSchedError: There is not enough memory.
+    """
+    try:
+        yield
+    except MemoryError as error:
+        count = f"{operations:,}" if operations is not None else f"some {2 * ranks**2:,}"
+        detail = f" ({error})" if str(error) else ""
+        raise CharmSchedError(
+            f"this needs more memory than this machine has: a plan for {ranks} ranks, "
+            f"{count} operations{detail}; plan for fewer ranks"
+        ) from error
 
 
 @contextlib.contextmanager

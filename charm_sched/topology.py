@@ -222,9 +222,13 @@ class Topology:
             import difflib
 
             near = difflib.get_close_matches(name, self.device_names, n=1)
+            some = list(self.device_names)
+            if len(some) > 4:
+                some[2:-1] = ["..."]
             raise TopologyError(
-                f"{self.name}: expected one of its {len(self.devices)} devices, found "
-                f'"{name}"' + (f' (did you mean "{near[0]}"?)' if near else "")
+                f"{self.name}: expected one of its {len(self.devices)} devices "
+                f'({", ".join(some)}), found "{name}"'
+                + (f' (did you mean "{near[0]}"?)' if near else "")
             )
         return index
 

@@ -30,7 +30,8 @@ def load_topology(source: str | os.PathLike[str]) -> Topology:
         TopologyError: with file, line, path, what was expected and what was found.
     """
     path = _find(os.fspath(source))
-    topology = parse_topology(_read(path), where=path.name)
+    shipped = path.parent == SHIPPED
+    topology = parse_topology(_read(path), where=path.name if shipped else os.fspath(source))
     topology.domains()  # the tier names must fit the hierarchy
     return topology
 
@@ -71,7 +72,7 @@ def _find(source: str) -> Path:
 def _read(path: Path) -> str:
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise TopologyError(f"{path.name}: expected at most {MAX_BYTES} bytes, found more")
+            raise TopologyError(f"{path}: expected at most {MAX_BYTES} bytes, found more")
         data = path.read_bytes()
     except OSError as error:
         raise TopologyError(
@@ -82,6 +83,6 @@ def _read(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise TopologyError(
-            f"{path.name}:{line}: expected UTF-8 text, found byte 0x{data[error.start]:02x} "
+            f"{path}:{line}: expected UTF-8 text, found byte 0x{data[error.start]:02x} "
             "(save the file as UTF-8)"
         ) from error

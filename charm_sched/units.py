@@ -134,13 +134,13 @@ def _b_word(unit: str) -> str:
 
 
 def parse_tokens(text: str) -> int:
-    """Return a token count: "2999", "128K" (K is 1024) or "1M" (M is 1024 K).
+    """Return a token count: "2999", "128K" (K is 1024, k as well) or "1M" (M is 1024 K).
 
     Raises:
         ValueError: not a positive whole number with an optional K or M.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KM]?)", text.strip(), re.ASCII)
-    count = Decimal(match.group(1)) * _TOKENS[match.group(2)] if match else Decimal(0)
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMkm]?)", text.strip(), re.ASCII)
+    count = Decimal(match.group(1)) * _TOKENS[match.group(2).upper()] if match else Decimal(0)
     if count <= 0 or count != count.to_integral_value():
         raise ValueError(
             f'expected a token count such as "2999", "128K" or "1M" (K is 1024), found "{text}"'

@@ -110,7 +110,16 @@ class Lab:
             mine, theirs = forked.Pipe()
             process = forked.Process(
                 target=_rank,
-                args=(theirs, self._bed, device, rank, len(self._devices), folder, self._timeout),
+                args=(
+                    theirs,
+                    (*self._ends, mine),
+                    self._bed,
+                    device,
+                    rank,
+                    len(self._devices),
+                    folder,
+                    self._timeout,
+                ),
                 daemon=True,
             )
             process.start()
@@ -241,6 +250,7 @@ class Lab:
 
 def _rank(
     end: Connection,
+    inherited: Sequence[Connection],
     bed: Testbed,
     device: str,
     rank: int,
@@ -249,6 +259,8 @@ def _rank(
     timeout: float,
 ) -> None:
     """Be one rank: connect, then run what is told until the parent closes its end."""
+    for other in inherited:  # or no rank would see the parent close its end
+        other.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent closes us
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

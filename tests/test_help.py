@@ -16,7 +16,7 @@ from unittest import mock
 
 import pytest
 
-from charm_sched import cli, run
+from charm_sched import cli, lab, run
 from charm_sched.masks import MASK_FORMS
 from charm_sched.workload import MODELS
 
@@ -27,10 +27,11 @@ MAINS: dict[str, Callable[[Sequence[str]], int]] = {
     "charm-sim": cli.sim_main,
     "charm-topo": cli.topo_main,
     "charm-run": run.main,
+    "charm-lab": lab.main,
 }
 COMMANDS = (
     "charm-plan", "charm-sim", "charm-topo", "charm-topo list", "charm-topo show",
-    "charm-topo validate", "charm-topo schema", "charm-run",
+    "charm-topo validate", "charm-topo schema", "charm-run", "charm-lab",
 )  # fmt: skip
 
 
@@ -76,7 +77,7 @@ def test_help_names_every_choice() -> None:
 def test_help_imports_nothing_heavy(main: str) -> None:
     code = f"""
 import sys
-from charm_sched import cli, run
+from charm_sched import cli, lab, run
 try:
     {main}(["--help"])
 except SystemExit as stop:

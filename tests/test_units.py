@@ -69,13 +69,14 @@ def test_refused_bandwidths(text: str, piece: str) -> None:
 def test_tokens() -> None:
     assert units.parse_tokens("2999") == 2999
     assert units.parse_tokens("128K") == 131072
+    assert units.parse_tokens("128k") == 131072
     assert units.parse_tokens("1.5 M") == 3 * 2**19
     assert [units.format_tokens(n) for n in (2999, 131072, 2**20, 3 * 2**19, 0)] == [
         "2999", "128K", "1M", "1536K", "0",
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", ["", "0", "-5", "1.5", "128k", "1G", "K", "1e3", "0.0001K"])
+@pytest.mark.parametrize("text", ["", "0", "-5", "1.5", "128 kB", "1G", "K", "1e3", "0.0001K"])
 def test_refused_tokens(text: str) -> None:
     with pytest.raises(ValueError, match='such as "2999", "128K" or "1M"'):
         units.parse_tokens(text)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import inspect
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +21,15 @@ Planner = Callable[..., None]
 def is_external(name: str) -> bool:
     """Say whether a strategy's name is ``file.py:function``."""
     return ".py:" in name
+
+
+def short_name(strategy: str) -> str:
+    """Leave the folders out of ``path/to/file.py:function``.
+
+    >>> short_name("path/to/file.py:function"), short_name("ring")
+    ('file.py:function', 'ring')
+    """
+    return strategy.rpartition("/")[2]
 
 
 def load_external(name: str) -> Planner:
@@ -42,7 +53,7 @@ def load_external(name: str) -> Planner:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise StrategyError(_story(name, path, error)) from error
     found = getattr(module, function, None)
     if not callable(found):
@@ -51,22 +62,38 @@ def load_external(name: str) -> Planner:
             f"strategy {name}: expected a function {function!r} in {path}, found {known}"
         )
 
+    @functools.wraps(found)
     def planner(b: Builder, **params: object) -> None:
         try:
-            found(b, **params)
-        except CharmSchedError:
+            result = found(b, **params)
+        except (StrategyError, MemoryError):  # what it says of itself, and what is nobody's mistake
             raise
-        except Exception as error:
+        except CharmSchedError as error:
+            place = _place(path, error)
+            raise type(error)(f"strategy {name}: {place}{error}") from error
+        except (Exception, SystemExit) as error:
             raise StrategyError(_story(name, path, error)) from error
+        if inspect.isgenerator(result) or inspect.iscoroutine(result):
+            what = "generator" if inspect.isgenerator(result) else "coroutine"
+            result.close()
+            raise StrategyError(
+                f"strategy {name}: expected a function that writes the plan when called, "
+                f"but {function!r} is a {what}"
+            )
 
     return planner
 
 
-def _story(name: str, path: str, error: Exception) -> str:
+def _story(name: str, path: str, error: BaseException) -> str:
     """Tell what went wrong, and at which line of the user's file."""
     if isinstance(error, SyntaxError):
         return f"strategy {name}: line {error.lineno}: {error.msg}"
+    return f"strategy {name}: {_place(path, error)}{type(error).__name__}: {error}"
+
+
+def _place(path: str, error: BaseException) -> str:
+    """Give the last line of the user's file that an error came through, such as ``line 3: ``."""
+    here = Path(path).resolve()
     frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if Path(frame.filename) == Path(path)]
-    place = f"line {lines[-1]}: " if lines else ""
-    return f"strategy {name}: {place}{type(error).__name__}: {error}"
+    lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == here]
+    return f"line {lines[-1]}: " if lines else ""
