@@ -50,7 +50,11 @@ class Execution:
         observer: Observer | None = None,
         pace: Sequence[float] | None = None,
     ) -> None:
-        """Set a run up; ``pace`` gives the least seconds that each row's kernel takes."""
+        """Set a run up.
+
+        With ``pace`` nothing is computed: each row's kernel takes that many seconds instead. The
+        memory should be idle then.
+        """
         self.program = program
         self.left = len(program.steps)
         self._memory = memory
@@ -117,10 +121,14 @@ class Execution:
         """Do an attend or a merge."""
         step = self.program.steps[number]
         self._observe_start(step.row)
-        begin = time.monotonic()
-        self._do(number, step)
-        if self._pace is not None:
-            time.sleep(max(0.0, begin + self._pace[step.row] - time.monotonic()))
+        if self._pace is None:
+            self._do(number, step)
+            return
+        time.sleep(self._pace[step.row])
+        assert isinstance(step, Compute | Combine)
+        sinks = (step.sink,) if isinstance(step, Combine) else (*step.query_sinks, *step.key_sinks)
+        for sink in sinks:
+            self._memory.contribute(sink, ())
 
     def _do(self, number: int, step: Step) -> None:
         match step:

@@ -54,8 +54,11 @@ class Memory:
         own: Mapping[str, Fields],
         home: Mapping[str, Fields],
         residents: Mapping[str, Fields] | None = None,
+        idle: bool = False,
     ) -> None:
+        """Set the buffers up; where ``idle``, contributions are counted and not added."""
         self.program = program
+        self._idle = idle
         self.own = own
         self.home = home
         self._slots = slots
@@ -135,11 +138,15 @@ class Memory:
 
     def _stage(self, sink: Sink, fields: Fields) -> Fields:
         assert sink.slot is not None, "a contribution in place waits for those before it"
+        if self._idle:
+            return fields
         staged = sink.layout.views(self._slots[sink.slot])[0]
         _copy(_everything(sink.layout), staged, fields)
         return staged
 
     def _combine(self, number: int, fields: Fields) -> None:
+        if self._idle:
+            return
         version = self.program.versions[number]
         if self._landed[number] == 0:
             _copy(version.window, self.content(number), fields)

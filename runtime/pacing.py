@@ -1,7 +1,7 @@
 """Passes whose kernels take the time of a model instead of computing: all traffic, no arithmetic.
 
 So eight or sixteen ranks fit on a machine with two cores, and what is measured is communication
-and its overlap. Results are zeros; nothing else about a pass differs.
+and its overlap. Results mean nothing; nothing else about a pass differs.
 """
 
 from __future__ import annotations
@@ -13,43 +13,14 @@ from torch import Tensor
 
 from charm_sched.partition import count_rows
 from charm_sched.plans import Plan
-from charm_sched.runtime.kernels import Gradients
+from charm_sched.runtime.kernels import Reference
 from charm_sched.runtime.layout import Fields
 from charm_sched.runtime.numerics import DTYPES
 from charm_sched.runtime.passes import Worker, set_up_backward, set_up_forward
 from charm_sched.runtime.recording import PassRecord
 from charm_sched.runtime.session import Session
-from charm_sched.runtime.tiles import Tile
 
 HEAD_START = 0.02  # seconds from the last agreement of the ranks to the start of a pass
-
-
-class IdleKernel:
-    """A kernel that computes nothing: outputs and gradients are zero."""
-
-    name = "idle"
-
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, *, tile: Tile, scale: float
-    ) -> tuple[Tensor, Tensor]:
-        """Give zeros and a log-sum-exp of -inf; see `Kernel`."""
-        lse = torch.full(q.shape[:3], -torch.inf, dtype=torch.float32)
-        return q.new_zeros((*q.shape[:3], v.shape[3])), lse
-
-    def backward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        dout: Tensor,
-        lse: Tensor,
-        delta: Tensor,
-        *,
-        tile: Tile,
-        scale: float,
-    ) -> Gradients:
-        """Give zeros; see `Kernel`."""
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
 
 
 def run_paced(
@@ -67,7 +38,7 @@ def run_paced(
     Args:
         session: The ranks.
         plan: What is run.
-        seconds: Least time of each row's kernel.
+        seconds: Time of each row's kernel.
         timeout: Seconds that a transfer may take.
         residents: Backward: what the forward kept.
 
@@ -82,7 +53,7 @@ def run_paced(
     kept: Mapping[str, Fields] = {}
     if plan.direction == "forward":
         forward = set_up_forward(
-            worker, *_zeros(plan, session.rank)[:3], kernel=IdleKernel(), scale=1.0,
+            worker, *_zeros(plan, session.rank)[:3], kernel=Reference(), scale=1.0,
             observer=record, pace=seconds,
         )  # fmt: skip
         record.wait()
@@ -92,7 +63,7 @@ def run_paced(
         q, k, v, dout = _zeros(plan, session.rank)
         lse = torch.zeros(q.shape[:3], dtype=_accumulate(worker))
         backward = set_up_backward(
-            worker, (q, k, v, dout, lse, dout), kernel=IdleKernel(), scale=1.0,
+            worker, (q, k, v, dout, lse, dout), kernel=Reference(), scale=1.0,
             residents=residents or {}, observer=record, pace=seconds,
         )  # fmt: skip
         record.wait()

@@ -95,13 +95,17 @@ def set_up_forward(
         kernel: Computes tiles.
         scale: The softmax scale.
         observer: Is told when steps start and end.
-        pace: Least seconds that each row's kernel takes.
+        pace: Compute nothing; each row's kernel takes that many seconds instead.
     """
     accumulate = worker.program.precision.accumulate
     out = torch.zeros((*q.shape[:3], v.shape[3]), dtype=accumulate)
     lse = torch.full(q.shape[:3], -torch.inf, dtype=accumulate)
     memory = Memory(
-        worker.program, worker.slots, own={"q": (q,), "kv": (k, v)}, home={"o": (out, lse)}
+        worker.program,
+        worker.slots,
+        own={"q": (q,), "kv": (k, v)},
+        home={"o": (out, lse)},
+        idle=pace is not None,
     )
     execution = Execution(
         worker.program, memory, kernel, worker.transport, scale=scale, observer=observer, pace=pace
@@ -128,7 +132,7 @@ def set_up_backward(
         scale: The softmax scale.
         residents: What the forward kept, by the item's text.
         observer: Is told when steps start and end.
-        pace: Least seconds that each row's kernel takes.
+        pace: Compute nothing; each row's kernel takes that many seconds instead.
     """
     q, k, v, out, lse, dout = tensors
     accumulate = worker.program.precision.accumulate
@@ -139,6 +143,7 @@ def set_up_backward(
         own={"q": (q,), "kv": (k, v), "g": (dout, lse, row_delta(out, dout, accumulate))},
         home={"dq": (gradients[0],), "dkv": (gradients[1], gradients[2])},
         residents=residents,
+        idle=pace is not None,
     )
     execution = Execution(
         worker.program, memory, kernel, worker.transport, scale=scale, observer=observer, pace=pace
