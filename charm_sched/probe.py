@@ -180,12 +180,7 @@ def calibrate(
         measured: Patterns with their repetitions.
     """
     findings = tuple(_finding(topology, pattern, lines) for pattern, lines in measured)
-    alone = [
-        (pattern, finding)
-        for (pattern, _), finding in zip(measured, findings, strict=True)
-        if pattern.alone
-    ]
-    latency = _latencies(topology, alone)
+    latency = _latencies(topology, [pattern for pattern, _ in measured], findings)
     factor = {
         kind: statistics.median(f.bandwidth / f.expected for f in findings if f.bound_by == kind)
         for kind in dict.fromkeys(f.bound_by for f in findings)
@@ -200,8 +195,7 @@ def calibrate(
 
 def _finding(topology: Topology, pattern: Pattern, lines: Sequence[Timeline]) -> Finding:
     plan = pattern.plan
-    sizes = plan.op_bytes.astype(np.float64)
-    seconds = np.median([line.end - line.start for line in lines], axis=0)
+    sizes, seconds = _steps(pattern, lines)
     latency, bandwidth = _fit(sizes, seconds)
     expected, bound_by = _expected(topology, plan.devices, pattern.pairs)
     return Finding(
@@ -212,6 +206,18 @@ def _finding(topology: Topology, pattern: Pattern, lines: Sequence[Timeline]) ->
         expected=expected,
         bound_by=bound_by,
     )
+
+
+def _steps(pattern: Pattern, lines: Sequence[Timeline]) -> tuple[Floats, Floats]:
+    """Give bytes and seconds of each level: from the end of the level before to its own end.
+
+    What passes between two transfers (a thread that wakes up, a receive that is posted) is part of
+    what a level costs, and so of the latency.
+    """
+    shape = (-1, len(pattern.pairs))
+    sizes = pattern.plan.op_bytes.astype(np.float64).reshape(shape)[1:]
+    ends = np.median([line.end.reshape(shape) for line in lines], axis=0)
+    return sizes.reshape(-1), np.diff(ends, axis=0).reshape(-1)
 
 
 def _fit(sizes: Floats, seconds: Floats) -> tuple[float, float]:
@@ -256,13 +262,21 @@ def _expected(
     return slowest, bound_by
 
 
-def _latencies(topology: Topology, alone: Sequence[tuple[Pattern, Finding]]) -> dict[str, float]:
-    """Share out the latencies of routes over their kinds of links: least squares, none below 0."""
+def _latencies(
+    topology: Topology, probed: Sequence[Pattern], findings: Sequence[Finding]
+) -> dict[str, float]:
+    """Share out the latencies of routes over their kinds of links: least squares, none below 0.
+
+    Where all ranks of a tier were probed at once, that counts: in a run they all are busy.
+    """
     from scipy.optimize import nnls
 
     kinds = list(dict.fromkeys(link.kind for link in topology.links))
     rows, values = [], []
-    for pattern, finding in alone:
+    together = {pattern.tier for pattern in probed if not pattern.alone}
+    for pattern, finding in zip(probed, findings, strict=True):
+        if pattern.alone and pattern.tier in together:
+            continue
         (a, b), devices = pattern.pairs[0], pattern.plan.devices
         route = topology.route(devices[a], devices[b])
         counts = Counter(topology.links[i].kind for i in route.links)
