@@ -7,7 +7,6 @@ Whatever costs time to import is imported in the handlers, so that ``--help`` is
 
 from __future__ import annotations
 
-import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
@@ -15,11 +14,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from charm_sched import __version__
-from charm_sched.errors import CharmSchedError, TopologyError
-from charm_sched.options import Help, add_workload_flags, argument, names_workload, read_workload
+from charm_sched.errors import CharmSchedError, PlanFileError, TopologyError
+from charm_sched.options import (
+    STRATEGY_HELP,
+    Help,
+    add_workload_flags,
+    argument,
+    names_workload,
+    parameter,
+    strategy_names,
+    workload_of,
+)
+from charm_sched.terminal import guarded, progress_line, room_for
 
 if TYPE_CHECKING:
     from charm_sched.output import Saved
+    from charm_sched.plans import Plan, Schedule
     from charm_sched.results import Comparison
     from charm_sched.sweep import Point
     from charm_sched.topology import Topology
@@ -27,11 +37,6 @@ if TYPE_CHECKING:
 
 DIRECTIONS = ("forward", "backward")
 Handler = Callable[[ArgumentParser, Namespace], None]
-
-STRATEGY_HELP = (
-    "auto: the best found (default); all: every strategy, with the reason where one cannot serve; "
-    "names such as ring,charm; or path/to/file.py:function"
-)
 
 
 def plan_main(argv: Sequence[str] | None = None) -> int:
@@ -51,27 +56,8 @@ def topo_main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(parser: ArgumentParser, handler: Handler, argv: Sequence[str] | None) -> int:
-    """Parse, handle, and turn errors that a user can meet into one line and an exit status."""
     args = parser.parse_args(argv)
-    try:
-        handler(parser, args)
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except CharmSchedError as error:
-        return _complain(str(error))
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        return _complain(f"{where}{error.strerror or error}")
-    except KeyboardInterrupt:
-        return _complain("interrupted", status=130)
-    return 0
-
-
-def _complain(message: str, status: int = 1) -> int:
-    print(f"error: {message}", file=sys.stderr)  # noqa: T201
-    return status
+    return guarded(lambda: handler(parser, args))
 
 
 def _parser(name: str, usage: str, description: str, epilog: str = "") -> ArgumentParser:
@@ -123,7 +109,7 @@ def _plan_parser() -> ArgumentParser:
     parser.add_argument(
         "--strategy",
         metavar="WHAT",
-        type=argument(_strategies),
+        type=argument(strategy_names),
         default=("auto",),
         help=STRATEGY_HELP,
     )
@@ -137,7 +123,7 @@ def _plan_parser() -> ArgumentParser:
         "--param",
         metavar="NAME=VALUE",
         dest="params",
-        type=argument(_param),
+        type=argument(parameter),
         action="append",
         default=[],
         help="fix a parameter of the strategies that take it, such as pieces=2, save=true, or an "
@@ -154,25 +140,6 @@ def _plan_parser() -> ArgumentParser:
     _add_version(parser)
     add_workload_flags(parser)
     return parser
-
-
-def _strategies(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(","))
-    if not all(names):
-        raise ValueError(f"expected strategies such as ring,charm, found {text!r}")
-    if len(names) > 1 and {"auto", "all"} & set(names):
-        raise ValueError(f"expected auto or all alone, found {text!r}")
-    return names
-
-
-def _param(text: str) -> tuple[str, object]:
-    """Read ``name=value``; the value is true, false, a number or a word."""
-    name, equals, value = text.partition("=")
-    if not (name.isidentifier() and equals and value):
-        raise ValueError(f"expected NAME=VALUE such as pieces=2, found {text!r}")
-    if value in ("true", "false"):
-        return name, value == "true"
-    return name, int(value) if value.lstrip("-").isdecimal() else value
 
 
 def _sim_parser() -> ArgumentParser:
@@ -204,7 +171,9 @@ def _topo_parser() -> ArgumentParser:
 
     def command(name: str, arguments: str, what: str, handler: Handler) -> ArgumentParser:
         usage = " ".join(filter(None, ["charm-topo", name, arguments]))
-        added = commands.add_parser(name, usage=usage, help=what, description=f"{what}.")
+        added = commands.add_parser(
+            name, usage=usage, help=what, description=f"{what}.", formatter_class=Help
+        )
         added.set_defaults(handler=handler)
         return added
 
@@ -220,28 +189,23 @@ def _topo_parser() -> ArgumentParser:
 
 
 def _plan(parser: ArgumentParser, args: Namespace) -> None:
-    from charm_sched import output, report
-    from charm_sched.topology import load_topology
+    from charm_sched import report
 
     if len(args.topologies) > 1 and (args.output or args.trace):
         parser.error("-o and --trace take one topology; plan several machines one by one")
-    workload = read_workload(args)
-    machines = [load_topology(name) for name in args.topologies]
-    if args.output:
-        output.check_target(args.output)
+    workload = workload_of(parser, args)
+    machines = [_machine(name) for name in args.topologies]
+    _check_outputs(args, machines)
     comparisons, documents = [], []
     for machine in machines:
         comparison = _compare(args, machine, workload)
-        saved = None
-        if args.output or not args.json:
-            saved = output.save(comparison.schedule(), args.output, machine.name)
-        if args.trace:
-            report.write_traces(comparison, args.trace)
-        if saved is None or args.json:
-            documents.append(report.document(comparison, saved.path if saved else None))
+        saved, traces = _write(args, machine, comparison)
+        if args.json:
+            documents.append(report.document(comparison, saved.path if saved else None, traces))
         else:
             points = () if names_workload(args) else _sweep(args, machine, workload)
-            _show(comparison, points, [str(saved), *_next_steps(saved, comparison)])
+            footer = _next_steps(saved, comparison) if saved else []
+            _show(comparison, points, [*footer, *_trace_lines(traces)])
         comparisons.append(comparison)
     if args.json:
         report.write_json(report.combined(documents))
@@ -250,6 +214,45 @@ def _plan(parser: ArgumentParser, args: Namespace) -> None:
 
         with terminal.results() as console:
             render.machines(console, comparisons)
+
+
+def _machine(source: str) -> Topology:
+    from charm_sched.output import is_plan_file
+    from charm_sched.topology import load_topology
+
+    try:
+        return load_topology(source)
+    except TopologyError as error:
+        if not is_plan_file(source):
+            raise
+        raise TopologyError(
+            f"{source}: expected a topology, found a plan; charm-sim {source} simulates it"
+        ) from error
+
+
+def _check_outputs(args: Namespace, machines: Sequence[Topology]) -> None:
+    """Refuse names that cannot be written to, before the long work."""
+    from charm_sched import output
+
+    targets = [args.output] if args.output else []
+    if not targets and not args.json:
+        targets = [path for m in machines for path in output.default_targets(m.name)]
+    if args.trace:
+        output.check_traces(args.trace, _choices(args)["directions"], targets)
+    for target in targets:
+        output.check_target(target)
+
+
+def _write(
+    args: Namespace, machine: Topology, comparison: Comparison
+) -> tuple[Saved | None, Sequence[Path]]:
+    """Save the plan, and the traces where they are asked for."""
+    from charm_sched import output, report
+
+    saved = None
+    if args.output or not args.json:
+        saved = output.save(comparison.schedule(), args.output, machine.name)
+    return saved, report.write_traces(comparison, args.trace) if args.trace else ()
 
 
 def _choices(args: Namespace) -> dict[str, Any]:
@@ -269,15 +272,14 @@ def _choices(args: Namespace) -> dict[str, Any]:
 
 def _compare(args: Namespace, machine: Topology, workload: Workload) -> Comparison:
     from charm_sched.search import plan_all
-    from charm_sched.terminal import progress_line
 
-    with progress_line(machine.name, quiet=args.json) as say:
+    ranks = len(args.devices or ()) or args.ranks or len(machine.devices)
+    with progress_line(machine.name, quiet=args.json) as say, room_for(ranks):
         return plan_all(machine, workload, progress=say, **_choices(args))
 
 
 def _sweep(args: Namespace, machine: Topology, workload: Workload) -> Sequence[Point]:
     from charm_sched.sweep import sweep
-    from charm_sched.terminal import progress_line
 
     with progress_line(machine.name, quiet=args.json) as say:
         return sweep(machine, workload, _choices(args), progress=say)
@@ -287,9 +289,15 @@ def _next_steps(saved: Saved, comparison: Comparison) -> list[str]:
     """Say how a saved plan is used."""
     ranks = next(iter(comparison.chosen.values())).plan.num_ranks
     return [
+        str(saved),
         f"Simulate: charm-sim {saved.path} --topology OTHER",
         f"Run:      torchrun --nproc-per-node {ranks} -m charm_sched.run {saved.path}",
     ]
+
+
+def _trace_lines(traces: Sequence[Path]) -> list[str]:
+    """Say which traces were written."""
+    return [f"Timeline: {path} (open it in ui.perfetto.dev)" for path in traces]
 
 
 def _show(comparison: Comparison, points: Sequence[Point], footer: Sequence[str]) -> None:
@@ -300,22 +308,38 @@ def _show(comparison: Comparison, points: Sequence[Point], footer: Sequence[str]
 
 
 def _simulate(parser: ArgumentParser, args: Namespace) -> None:
-    from charm_sched import report
+    from charm_sched import output, report
     from charm_sched.assess import assess
-    from charm_sched.storage import load_plan
-    from charm_sched.terminal import progress_line
-    from charm_sched.topology import load_topology
+    from charm_sched.plans import Schedule
 
-    stored = load_plan(args.plan)
-    machine = load_topology(args.topology) if args.topology else None
-    with progress_line(args.plan, quiet=args.json) as say:
-        comparison = assess(stored, machine, progress=say)
+    stored = _stored(args.plan)
+    plans = stored.plans if isinstance(stored, Schedule) else (stored,)
+    machine = _machine(args.topology) if args.topology else None
     if args.trace:
-        report.write_traces(comparison, args.trace)
+        directions = [plan.direction for plan in plans]
+        output.check_traces(args.trace, directions, [Path(args.plan)])
+    room = room_for(plans[0].num_ranks, sum(map(len, plans)))
+    with progress_line(args.plan, quiet=args.json) as say, room:
+        comparison = assess(stored, machine, progress=say)
+    traces = report.write_traces(comparison, args.trace) if args.trace else ()
     if args.json:
-        report.write_json(report.document(comparison, args.plan))
+        report.write_json(report.document(comparison, args.plan, traces))
     else:
-        _show(comparison, (), ())
+        _show(comparison, (), _trace_lines(traces))
+
+
+def _stored(source: str) -> Plan | Schedule:
+    from charm_sched.output import is_topology
+    from charm_sched.storage import load_plan
+
+    try:
+        return load_plan(source)
+    except PlanFileError as error:
+        if not is_topology(source):
+            raise
+        raise PlanFileError(
+            f"{source}: expected a plan, found a topology; charm-plan {source} makes a plan for it"
+        ) from error
 
 
 def _topo_list(parser: ArgumentParser, args: Namespace) -> None:
@@ -334,9 +358,7 @@ def _topo_list(parser: ArgumentParser, args: Namespace) -> None:
 
 
 def _topo_show(parser: ArgumentParser, args: Namespace) -> None:
-    from charm_sched.topology import load_topology
-
-    machine = load_topology(args.topology)
+    machine = _machine(args.topology)
     if args.json:
         from charm_sched import report
 

@@ -110,7 +110,6 @@ def laboratory(
 def probe(
     lab: Lab,
     topology: Topology,
-    devices: Sequence[str],
     *,
     sizes: Sequence[int] = SIZES,
     timeout: float = 60.0,
@@ -120,12 +119,11 @@ def probe(
     Args:
         lab: Ranks on the machine.
         topology: The machine, scaled as the laboratory is.
-        devices: Device of each rank.
         sizes: Bytes of the transfers.
         timeout: Seconds that a transfer may take.
     """
     measured = []
-    for pattern in patterns(topology, devices, sizes):
+    for pattern in patterns(topology, lab.devices, sizes):
         found = lab.run(
             pattern.plan, [[0.0] * len(pattern.plan)], repeat=PROBE_REPEATS, timeout=timeout
         )
@@ -136,7 +134,6 @@ def probe(
 def experiment(
     lab: Lab,
     topology: Topology,
-    devices: Sequence[str],
     workload: Workload,
     calibration: Calibration,
     *,
@@ -154,7 +151,6 @@ def experiment(
     Args:
         lab: Ranks on the scaled machine.
         topology: The machine as its file states it.
-        devices: Device of each rank.
         workload: What is computed.
         calibration: What the probe found.
         scale: What the machine's rates are multiplied by.
@@ -172,7 +168,7 @@ def experiment(
         strategies=strategies,
         directions=directions,
         partition=partition,
-        devices=devices,
+        devices=lab.devices,
     )
     predicted = [_as_gloo(result, calibration.topology) for result in compared.results]
     slow = scaled(topology, scale)
@@ -181,20 +177,22 @@ def experiment(
         say(f"running {name}")
         rows = [result for result in predicted if result.strategy == name]
         trials += _run(lab, rows, slow, repeat=repeat, timeout=timeout, paced=paced)
-    ring = {t.result.direction: t.measured for t in trials if t.result.strategy == "ring"}
     return Experiment(
         topology=topology,
         scale=scale,
         calibration=calibration,
         comparison=replace(compared, results=tuple(predicted)),
-        trials=tuple(
-            replace(trial, speedup_vs_ring=ring[trial.result.direction] / trial.measured)
-            if trial.result.direction in ring
-            else trial
-            for trial in trials
-        ),
+        trials=tuple(_with_speedups(trials)),
         paced=paced,
     )
+
+
+def _with_speedups(trials: Sequence[Trial]) -> Iterator[Trial]:
+    ring = {t.result.direction: t.measured for t in trials if t.result.strategy == "ring"}
+    for trial in trials:
+        base = ring.get(trial.result.direction)
+        speedup = None if base is None else base / trial.measured
+        yield replace(trial, speedup_vs_ring=speedup)
 
 
 def _as_gloo(result: Result, topology: Topology) -> Result:

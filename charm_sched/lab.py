@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from charm_sched import __version__
-from charm_sched.errors import CharmSchedError, RuntimeFailure
+from charm_sched.errors import RuntimeFailure
 from charm_sched.faults import parse_fault
 from charm_sched.options import Help, add_workload_flags, argument, count, read_workload
+from charm_sched.terminal import guarded
 
 if TYPE_CHECKING:
     from charm_sched.experiment import Experiment
@@ -32,15 +33,7 @@ LAB_HEADS = 8
 def main(argv: Sequence[str] | None = None) -> int:
     """Run charm-lab."""
     args = _parser().parse_args(argv)
-    try:
-        _run(args)
-        sys.stdout.flush()
-    except CharmSchedError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)  # noqa: T201
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return guarded(lambda: _run(args))
 
 
 def _parser() -> ArgumentParser:
@@ -146,14 +139,14 @@ def _run(args: Namespace) -> None:
                 topology, devices, scale, timeout=max(args.timeout, 60.0)
             ) as (bed, lab):
                 tell("probing")
-                calibration = experiment.probe(lab, slow, devices, timeout=args.timeout)
+                calibration = experiment.probe(lab, slow, timeout=args.timeout)
                 for workload in _workloads(args, len(devices)):
                     if args.fault:
                         _disturb(args, bed, lab, slow, workload)
                         continue
                     found.append(
                         experiment.experiment(
-                            lab, topology, devices, workload, calibration,
+                            lab, topology, workload, calibration,
                             scale=scale,
                             strategies=tuple(args.strategy.split(",")),
                             directions=_directions(args),

@@ -15,7 +15,14 @@ from charm_sched.units import format_tokens, parse_tokens
 from charm_sched.workload import DTYPE_BYTES, MODELS, Workload
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace, _ArgumentGroup
+    from argparse import (
+        Action,
+        ArgumentParser,
+        Namespace,
+        _ArgumentGroup,
+        _MutuallyExclusiveGroup,
+    )
+    from collections.abc import Iterable
 
 DEFAULT_MODEL = "llama3-8b"
 DEFAULT_LENGTH = 131072
@@ -33,10 +40,31 @@ Value = TypeVar("Value")
 
 
 class Help(RawDescriptionHelpFormatter):
-    """Keeps names such as charm-topo and docs-full in one piece."""
+    """Keeps names such as charm-topo and docs-full in one piece, and to the terminal's width."""
+
+    def add_usage(
+        self,
+        usage: str | None,
+        actions: Iterable[Action],
+        groups: Iterable[_MutuallyExclusiveGroup],
+        prefix: str | None = None,
+    ) -> None:
+        """Add the usage line, over several lines where it is too long for one."""
+        label = " " * len("usage: ")
+        lines = textwrap.wrap(usage or "", self._width - len(label), break_on_hyphens=False)
+        super().add_usage(f"\n{label}".join(lines) or None, actions, groups, prefix)
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Fill paragraphs; a line that begins with a blank is one of its own."""
+        lines: list[str] = []
+        for part in re.split(r"\n(?= )", text):
+            begin = indent + part[: len(part) - len(part.lstrip())]
+            flat = begin + " ".join(part.split())
+            lines += textwrap.wrap(flat, width, subsequent_indent=begin, break_on_hyphens=False)
+        return "\n".join(lines)
 
 
 def add_workload_flags(
@@ -151,8 +179,7 @@ def read_workload(args: Namespace) -> Workload:
         heads["v_head_dim"] = heads["head_dim"]
     if heads["heads"] % heads["kv_heads"]:
         raise WorkloadError(
-            f"--kv-heads: expected a divisor of --heads {heads['heads']}, "
-            f"found {heads['kv_heads']}"
+            f"--kv-heads: expected a divisor of --heads {heads['heads']}, found {heads['kv_heads']}"
         )
     mask = args.mask or Mask(kind="causal")
     return Workload(

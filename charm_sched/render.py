@@ -17,7 +17,7 @@ from charm_sched.sweep import verdict
 from charm_sched.units import format_bytes, format_seconds, format_tokens
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
     from charm_sched.results import Comparison, Result
     from charm_sched.sweep import Point
@@ -44,8 +44,8 @@ def show(
     console.print(domain_tree(comparison.topology))
     console.print(Text(LEGEND, style="dim"))
     console.print(Text(f"\n{describe(comparison.workload)}\n{_ranks(comparison)}"))
-    every = [*comparison.results, *comparison.chosen.values(), *comparison.refused]
-    names = names_of(result.strategy for result in every)
+    served = [result.strategy for result in comparison.results]
+    names = names_of([*served, *(refusal.strategy for refusal in comparison.refused)])
     for number, (direction, result) in enumerate(comparison.chosen.items()):
         _direction(console, direction, result, names[result.strategy], explain=not number)
     if len(comparison.results) > len(comparison.chosen):
@@ -124,14 +124,15 @@ def _direction(
     if result.speedup_vs_ring is not None and result.strategy != "ring":
         ring = result.speedup_vs_ring * result.timeline.makespan
     width = console.width - 2
-    for part in (
+    parts: list[RenderableType] = [
         meter(result.timeline, ring=ring, width=width),
         Text(),
         lanes(result.timeline, width=width),
         *([legend(console)] if explain else []),
         Text(),
         _facts(result),
-    ):
+    ]
+    for part in parts:
         console.print(Padding(part, (0, 0, 0, 2)))
 
 

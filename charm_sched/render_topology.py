@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from charm_sched.topology import Domain, Topology
 
-LEGEND = "(what each can send: to the others, over all its links together, not over one link)"
+LEGEND = "(each can send so much over all its links together, not over one link)"
 NUMBER = re.compile(r"[0-9]+(?:\.\.[0-9]+)?")
 ALONE = 16
 """Siblings are told apart by their bandwidth up to this number, by their shape alone beyond it."""

@@ -17,15 +17,29 @@ from typing import TYPE_CHECKING, Any
 
 from charm_sched import __version__
 from charm_sched.errors import CharmSchedError, RuntimeFailure, WorkloadError
-from charm_sched.options import Help, add_workload_flags, count, read_workload
+from charm_sched.options import (
+    STRATEGY_HELP,
+    Help,
+    add_workload_flags,
+    argument,
+    count,
+    given_flags,
+    read_workload,
+    strategy_names,
+)
+from charm_sched.terminal import complain, explain, progress_line, room_for
+from charm_sched.units import format_rate
 
 if TYPE_CHECKING:
     from charm_sched.plans import Plan, Schedule
     from charm_sched.report import Document
     from charm_sched.runtime.trial import Trial
     from charm_sched.search import Comparison, Result
+    from charm_sched.workload import Workload
 
 PLAN_SUFFIXES = (".json", ".npz")
+LONG_FLOPS = 1e13
+"""Per rank and run; a processor core does some 1e10 to 1e11 a second."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,36 +49,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _run(args)
         sys.stdout.flush()
-    except RuntimeFailure as error:  # every rank has its own to tell
-        return _complain(str(error))
-    except CharmSchedError as error:
-        return _complain(str(error)) if rank == 0 else 1
+    except (RuntimeFailure, MemoryError) as error:  # every rank has its own to tell
+        return complain(explain(error))
+    except (CharmSchedError, OSError, OverflowError) as error:
+        return complain(explain(error)) if rank == 0 else 1
     except KeyboardInterrupt:
         return 130
     return 0
-
-
-def _complain(message: str) -> int:
-    print(f"error: {message}", file=sys.stderr, flush=True)  # noqa: T201
-    return 1
 
 
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog="charm-run",
         usage="torchrun --nproc-per-node N -m charm_sched.run PLAN|TOPOLOGY [options]",
-        description="Execute a plan on torch.distributed (gloo) with drawn tensors, compare the\n"
-        "results with dense attention on one device and the times with the prediction.",
+        description="Execute a plan on torch.distributed (gloo, on processors) with drawn\n"
+        "tensors, compare the results with dense attention on one device and the times\n"
+        "with the prediction.",
         formatter_class=Help,
         allow_abbrev=False,
     )
     parser.add_argument(
         "target",
         metavar="PLAN|TOPOLOGY",
-        help="a plan saved by charm-plan (.json, .npz), or a topology to plan for",
+        help="a plan saved by charm-plan (.json, .npz), which fixes workload, devices and "
+        "strategy; or a topology to plan for",
     )
     parser.add_argument(
-        "--strategy", metavar="NAME", default="auto", help="of a topology (default: auto)"
+        "--strategy",
+        metavar="WHAT",
+        type=argument(strategy_names),
+        help=f"{STRATEGY_HELP}; of several the best is run; not with a PLAN",
     )
     parser.add_argument(
         "--direction",
@@ -109,20 +123,28 @@ def _run(args: Namespace) -> None:
             try:
                 comparison = _choose(args, size)
                 content = _to_bytes(comparison.schedule())
-            except CharmSchedError as error:
+            except (CharmSchedError, OSError, OverflowError) as error:
                 problem = error
+            else:
+                _warn(long_work(comparison, args.repeat))
         content = trial.broadcast(content)
         if problem is not None:
             raise problem
         if not content:
             raise WorkloadError("rank 0 has no plan")  # which it says itself
-        found = trial.try_out(
-            _from_bytes(content), repeat=args.repeat, timeout=args.timeout, backend=args.backend
-        )
+        with progress_line(f"running {args.repeat + 1} times", quiet=args.json or rank > 0):
+            found = trial.try_out(
+                _from_bytes(content), repeat=args.repeat, timeout=args.timeout, backend=args.backend
+            )
         if comparison is not None:
             _report(args, comparison, found)
     finally:
         trial.leave_world()
+
+
+def _warn(message: str | None) -> None:
+    if message:
+        print(message, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _choose(args: Namespace, size: int) -> Comparison:
@@ -134,18 +156,26 @@ def _choose(args: Namespace, size: int) -> Comparison:
     from charm_sched.topology import load_topology
 
     if Path(args.target).suffix in PLAN_SUFFIXES:
+        given = [*(["--strategy"] if args.strategy else []), *given_flags(args)]
+        if given:
+            raise WorkloadError(
+                f"{', '.join(given)}: {args.target} is a plan, which fixes workload, devices and "
+                "strategy; leave the flags out, or name a topology instead"
+            )
         return assess(load_plan(args.target))
     if args.ranks not in (None, size) or (args.devices and len(args.devices) != size):
         raise WorkloadError(f"ranks: torchrun started {size} processes; plan for as many devices")
-    return plan_all(
-        load_topology(args.target),
-        read_workload(args),
-        strategies=tuple(PLANNERS) if args.strategy == "auto" else (args.strategy,),
-        directions=("forward",) if args.direction == "forward" else ("forward", "backward"),
-        partition=args.partition or "auto",
-        ranks=None if args.devices else size,
-        devices=args.devices,
-    )
+    everything = args.strategy in (None, ("auto",), ("all",))
+    with room_for(size):
+        return plan_all(
+            load_topology(args.target),
+            read_workload(args),
+            strategies=tuple(PLANNERS) if everything else args.strategy,
+            directions=("forward",) if args.direction == "forward" else ("forward", "backward"),
+            partition=args.partition or "auto",
+            ranks=None if args.devices else size,
+            devices=args.devices,
+        )
 
 
 def _to_bytes(stored: Schedule | Plan) -> bytes:
@@ -172,12 +202,35 @@ def _report(args: Namespace, comparison: Comparison, found: Trial) -> None:
 
         report.write_json(_document(comparison, measured))
         return
-    from charm_sched import terminal
+    from charm_sched import render_run, terminal
 
+    kernel = args.backend or default_kernel(comparison.workload)
     with terminal.results() as console:
-        console.print(_table(comparison, measured))
-        if found.max_error is None:
-            console.print("Too long to compare with dense attention; results are not checked.")
+        render_run.show(console, comparison, measured, kernel=kernel, repeat=args.repeat)
+
+
+def default_kernel(workload: Workload) -> str:
+    """Give the kernel that runs where none is asked for."""
+    return "reference" if workload.dtype == "fp64" else "cpu_flash"
+
+
+def long_work(comparison: Comparison, repeat: int) -> str | None:
+    """Say that a run will take long on processors, where it will.
+
+    Args:
+        comparison: What was chosen.
+        repeat: Timed runs; one more warms up.
+    """
+    work = comparison.workload
+    plan = next(iter(comparison.chosen.values())).plan
+    pairs = work.heads * work.seq_len**2
+    flops = sum(work.flops_per_pair(d) for d in comparison.chosen) * pairs / plan.num_ranks
+    if flops <= LONG_FLOPS:
+        return None
+    return (
+        f"note: about {format_rate(flops, digits=2).replace('/s', '')} per rank and run, "
+        f"{repeat + 1} runs: this takes long on processors; a smaller --seq-len is quicker"
+    )
 
 
 def measurement(result: Result, direction: str, found: Trial) -> dict[str, Any]:
@@ -186,7 +239,7 @@ def measurement(result: Result, direction: str, found: Trial) -> dict[str, Any]:
     median = statistics.median(times)
     return {
         "measured_s": median,
-        "measured_spread_s": max(times) - min(times),
+        "measured_spread_s": max(times) - min(times) if len(times) > 1 else None,
         "prediction_error": result.timeline.makespan / median - 1,
         "max_error": None if found.max_error is None else found.max_error[direction],
     }
@@ -203,32 +256,6 @@ def _document(comparison: Comparison, measured: dict[str, dict[str, Any]]) -> Do
     for result in document["results"]:
         result.update(measured[result["direction"]])
     return document
-
-
-def _table(comparison: Comparison, measured: dict[str, dict[str, Any]]) -> object:
-    from rich import box
-    from rich.table import Table
-
-    from charm_sched.units import format_seconds
-
-    table = Table(box=box.SIMPLE_HEAD)
-    for number, name in enumerate(
-        ("pass", "strategy", "predicted", "measured", "spread", "prediction", "max error")
-    ):
-        table.add_column(name, justify="left" if number < 2 else "right", no_wrap=True)
-    for direction, row in measured.items():
-        result = comparison.chosen[direction]
-        error = row["max_error"]
-        table.add_row(
-            direction,
-            result.strategy,
-            format_seconds(result.timeline.makespan, digits=3),
-            format_seconds(row["measured_s"], digits=3),
-            format_seconds(row["measured_spread_s"], digits=2),
-            f"{100 * row['prediction_error']:+.1f} %",
-            "-" if error is None else f"{error:.1e}",
-        )
-    return table
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from charm_sched.plans import Plan, Schedule
 
 ROOT = Path(__file__).parent.parent
 SMALL = ("--seq-len", "4K", "--ranks", "4")
+YAML = f"{ROOT}/topologies/dual_numa_pcie.yaml"
 DIRECT = f"{ROOT}/docs/examples/direct.py:direct"
 
 
@@ -157,7 +158,7 @@ def test_strategies_that_cannot_serve_are_listed_with_their_reason(
     assert [(r["strategy"], r["direction"]) for r in refused] == [
         ("mine.py:picky", "forward"), ("mine.py:picky", "backward"),
     ]  # fmt: skip
-    assert all(r["reason"].endswith("expected 4 heads, found 32") for r in refused)
+    assert refused[0]["reason"].endswith("expected 4 heads, found 32")
     text = call(plan_main, *argv).out
     assert "  - mine.py:picky, forward: picky: expected 4 heads, found 32\n" in text
     alone = call(plan_main, *argv[:-1], "mine.py:picky")
@@ -203,8 +204,11 @@ def test_saving_replaces_a_plan_and_says_so(call: Call, tmp_path: Path) -> None:
     assert "Saved dual_node_nvlink.plan.json\n" in call(plan_main, "dual_node_nvlink", *SMALL).out
     before = target.read_bytes()
     done = call(plan_main, "dual_node_nvlink", "--seq-len", "8K", "--ranks", "4")
-    assert "Saved dual_node_nvlink.plan.json (replaced the plan that was there)." in done.out
+    told = "Saved dual_node_nvlink.plan.json (replaced a plan for 4K tokens on 4 ranks).\n"
+    assert told in done.out
     assert target.read_bytes() != before
+    again = call(plan_main, "dual_node_nvlink", "--seq-len", "8K", "--ranks", "4")
+    assert "Saved dual_node_nvlink.plan.json (replaced the plan that was there)." in again.out
 
 
 @pytest.mark.parametrize("flags", [(), ("-o", "dual_node_nvlink.plan.json")])
@@ -238,6 +242,185 @@ def test_traces(call: Call, tmp_path: Path) -> None:
         call(plan_main, "dual_node_nvlink", *SMALL, "--json", *one, "--trace", "u.json").status == 0
     )
     assert json.loads((tmp_path / "u.json").read_text())["traceEvents"]
+
+
+def test_written_traces_are_named(call: Call) -> None:
+    done = call(plan_main, "dual_node_nvlink", *SMALL, "--trace", "t.json")
+    for direction in ("forward", "backward"):
+        assert f"Timeline: t.{direction}.json (" in done.out
+    again = call(plan_main, "dual_node_nvlink", *SMALL, "--trace", "t.json", "--json")
+    names = ["t.forward.json", "t.backward.json"]  # a trace of ours may be replaced
+    assert (again.status, json.loads(again.out)["trace_files"]) == (0, names)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("-o", "p.json", "--trace", "p.json"), "the plan has this name"),
+        (("-o", "p.forward.json", "--trace", "p.json"), "the plan has this name"),
+        (("--trace", "dual_node_nvlink.plan.json"), "the plan has this name"),
+        (("--trace", "notes.json", "--direction", "forward"), "is no trace of charm-sched"),
+        (("--trace", "nowhere/t.json"), "there is no folder nowhere"),
+    ],
+)
+def test_traces_destroy_nothing_and_are_checked_before_planning(
+    call: Call,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: tuple[str, ...],
+    message: str,
+) -> None:
+    (tmp_path / "notes.json").write_text('{"mine": 1}\n')
+    monkeypatch.setattr("charm_sched.search.plan_all", None)  # not reached
+    done = call(plan_main, "dual_node_nvlink", *SMALL, *flags)
+    assert (done.status, done.out) == (1, "")
+    assert message in done.err
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.json"]
+    assert (tmp_path / "notes.json").read_text() == '{"mine": 1}\n'
+
+
+def test_a_trace_never_replaces_the_simulated_plan(call: Call, tmp_path: Path) -> None:
+    one = ("--direction", "forward", "--json", "-o", "p.json")
+    assert call(plan_main, "dual_node_nvlink", *SMALL, *one).status == 0
+    before = (tmp_path / "p.json").read_bytes()
+    done = call(sim_main, "p.json", "--trace", "p.json")
+    assert (done.status, done.out) == (1, "")
+    assert (tmp_path / "p.json").read_bytes() == before
+
+
+def test_a_foreign_default_name_is_refused_before_planning(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dual_node_nvlink.plan.json").write_text("mine")
+    monkeypatch.setattr("charm_sched.search.plan_all", None)  # not reached
+    assert "is left alone" in call(plan_main, "dual_node_nvlink", *SMALL).err
+
+
+def test_a_plan_is_no_topology(call: Call) -> None:
+    call(plan_main, "dual_node_nvlink", *SMALL, "--json", "-o", "p.json")
+    done = call(plan_main, "p.json")
+    assert done.status == 1
+    assert done.err == "error: p.json: expected a topology, found a plan; charm-sim p.json " + (
+        "simulates it\n"
+    )
+
+
+def test_messages_keep_the_folder(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "racks").mkdir()
+    (tmp_path / "racks" / "a.yaml").write_text("schema: charm-sched/topology\nversion: 3\n")
+    assert call(plan_main, "racks/a.yaml").err.startswith("error: racks/a.yaml:2: version: ")
+
+
+@pytest.mark.parametrize("error", [MemoryError(), MemoryError("Unable to allocate 3 TiB")])
+def test_too_little_memory_is_one_message(
+    call: Call, monkeypatch: pytest.MonkeyPatch, error: MemoryError
+) -> None:
+    def fail(*args: object, **more: object) -> None:
+        raise error
+
+    call(plan_main, "dual_node_nvlink", *SMALL, "--json", "-o", "p.json")
+    for module, main, argv in (
+        ("search.plan_all", plan_main, ("dual_node_nvlink", *SMALL)),
+        ("assess.assess", sim_main, ("p.json",)),
+        ("topology.load_topology", topo_main, ("show", "dual_node_nvlink")),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"charm_sched.{module}", fail)
+            done = call(main, *argv)
+        assert (done.status, done.out) == (1, "")
+        assert done.err.startswith("error: this needs more memory than this machine has")
+        assert done.err.count("\n") == 1
+        assert ("4 ranks" in done.err and "operations" in done.err) == (main is not topo_main)
+        assert str(error) in done.err
+
+
+def test_numbers_that_overflow_are_one_message(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(source: str) -> None:
+        raise OverflowError("Python int too large to convert to C long")
+
+    monkeypatch.setattr("charm_sched.topology.load_topology", fail)
+    done = call(plan_main, "dual_node_nvlink")
+    assert (done.status, done.err.count("\n")) == (1, 1)
+    assert done.err.startswith("error: a number is too large")
+
+
+BAD = """
+def raises(b):
+    x = 1
+    raise ValueError("not like this")
+def leaves(b):
+    raise SystemExit(3)
+def yields(b):
+    yield 1
+def misuses(b):
+    b.attend(rank=0, queries=[10**6], keys=[0])
+def sends(b):
+    helper(b)
+def helper(b):
+    return {}["key"]
+"""
+
+
+@pytest.mark.parametrize("absolute", [False, True])
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("raises", "mine.py, line 4: ValueError: not like this"),
+        ("leaves", "mine.py, line 6: SystemExit: 3"),
+        ("yields", "yields is a generator"),
+        ("misuses", "mine.py, line 10: "),
+        ("sends", "mine.py, line 14: KeyError: 'key'"),
+    ],
+)
+def test_mistakes_in_a_file_are_named_by_line(
+    call: Call, tmp_path: Path, absolute: bool, function: str, message: str
+) -> None:
+    (tmp_path / "mine.py").write_text(BAD)
+    name = f"{tmp_path}/mine.py:{function}" if absolute else f"mine.py:{function}"
+    done = call(plan_main, "dual_node_nvlink", *SMALL, "--strategy", name)
+    assert (done.status, done.out) == (1, "")
+    assert message in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_table_marks_the_chosen_and_adds_up(call: Call) -> None:
+    out = call(plan_main, "dual_node_nvlink", *SMALL).out
+    table = out[out.index("Every strategy") : out.index("Assumed,")].splitlines()
+    assert table[1].split() == [
+        "strategy", "time", "vs", "ring", "compute", "exposed", "partition", "memory", "network",
+    ]  # fmt: skip
+    assert sum(line.startswith("  * ") for line in table) == 3  # one a direction, and the note
+    assert "time is computation and exposed" in out
+    assert out.count("all of the time, ") == 1
+
+
+@pytest.mark.parametrize("width", ["40", "60"])
+def test_narrow_reports_keep_strategies_and_numbers(
+    call: Call, monkeypatch: pytest.MonkeyPatch, width: str
+) -> None:
+    call(plan_main, "dual_node_nvlink", *SMALL, "--json")
+    monkeypatch.setenv("COLUMNS", width)
+    out = call(plan_main, "dual_node_nvlink", *SMALL, "--strategy", f"ring,charm,{DIRECT}").out
+    table = out[out.index("Every strategy") : out.index("Assumed,")]
+    assert "\u2026" not in table
+    assert max(map(len, table.splitlines()[1:-2])) <= int(width)
+    for name in ("charm", "ring", "direct.py:direct"):
+        assert len(re.findall(rf"^ +(?:\* )?{name} ", table, re.M)) == 2
+
+
+def test_topo_show_names_the_devices(call: Call) -> None:
+    text = call(topo_main, "show", "dual_node_nvlink").out
+    assert "  devices node0/gpu0..7\n  devices node1/gpu0..7\n" in text
+    assert "all its links together" in " ".join(text.split())
+    names = json.loads(call(topo_main, "show", "dual_node_nvlink", "--json").out)["device_names"]
+    assert names == list(load_topology("dual_node_nvlink").device_names)
+    argv = ("--devices", "node0/gpu0..3", "--seq-len", "4K", "--json")
+    rows = json.loads(call(plan_main, "dual_node_nvlink", *argv).out)["results"]
+    assert {row["ranks"] for row in rows} == {4}
+
+
+def test_sweep_says_what_limits_ring(call: Call) -> None:
+    assert "ring limited by" in call(plan_main, "dual_numa_pcie", "--direction", "forward").out
 
 
 def test_simulating_a_saved_plan_gives_the_planned_numbers(call: Call) -> None:
@@ -302,9 +485,11 @@ def test_a_plan_that_is_not_attention_is_refused(call: Call, tmp_path: Path) -> 
         (plan_main, ["dual_node_nvlink", "--devices", "node0/gpu0,nix"], 'found "nix"'),
         (plan_main, ["dual_node_nvlink", "--strategy", "rong"], "expected ring, charm or path/to/"),
         (plan_main, ["dual_node_nvlink", "--strategy", "nix.py:f"], "error: "),
-        (plan_main, ["dual_node_nvlink", "--mask", "docs:4,4", "--seq-len", "9"], "hold 8 tokens"),
-        (plan_main, ["dual_node_nvlink", *SMALL, "--trace", "no/a.json"], "no/a.forward.json: No"),
+        (plan_main, ["dual_node_nvlink", *SMALL, "--trace", "no/a.json"], "there is no folder no"),
         (sim_main, ["nix.json"], "error: nix.json: cannot be read"),
+        (sim_main, ["dual_numa_pcie"], "charm-plan dual_numa_pcie makes a plan for it"),
+        (sim_main, [YAML], f"charm-plan {YAML} makes a plan for it"),
+        (plan_main, ["dual_node_nvlink", "--devices", "nix"], "(node0/gpu0, node0/gpu1, ..., nod"),
         (topo_main, ["show", "nix"], "error: nix: expected a topology file or a shipped name"),
     ],
 )  # fmt: skip
@@ -322,6 +507,13 @@ def test_problems_are_one_message(
     ("main", "argv", "message"),
     [
         (plan_main, [], "the following arguments are required: TOPOLOGY"),
+        (plan_main, ["dual_node_nvlink", "--mask", "docs:4,4", "--seq-len", "9"], "hold 8 tokens"),
+        (
+            plan_main,
+            ["dual_node_nvlink", "--heads", "6", "--kv-heads", "4"],
+            "--kv-heads: expected",
+        ),
+        (plan_main, ["dual_node_nvlink", "--seq-len", "9" * 20], "99999: too long to count"),
         (plan_main, ["dual_node_nvlink", "--direction", "up"], "invalid choice: 'up'"),
         (plan_main, ["dual_node_nvlink", "--strategy", "auto,ring"], "expected auto or all alone"),
         (plan_main, ["dual_node_nvlink", "--strategy", "ring,"], "expected strategies such as"),

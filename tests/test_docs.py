@@ -18,8 +18,6 @@ from pathlib import Path
 import pytest
 
 import charm_sched
-from charm_sched import Builder, Partition, Workload, verify
-from charm_sched.errors import PlanError
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
@@ -73,18 +71,41 @@ def test_strategy_page_shows_the_example() -> None:
     assert (ROOT / "docs/examples/direct.out").read_text() in blocks("docs/strategies.md")
 
 
-def test_strategy_page_quotes_the_verifier() -> None:
+def careless_answer(folder: Path) -> str:
+    """Give what the command on the strategies page answers to the mistake made there."""
     (shown,) = blocks("docs/strategies.md", "python")
-    careless = shown.replace("needed, ", "r >= 0, ")
-    assert careless != shown
-    found: dict[str, object] = {}
-    exec(careless, found)
-    workload = Workload(seq_len=100, heads=4, kv_heads=2)
-    b = Builder(workload, Partition.contiguous(100, 5), direction="backward")
-    found["direct"](b)  # type: ignore[operator]
-    with pytest.raises(PlanError) as caught:
-        verify(b.build())
-    assert f"error: {caught.value}\n" in blocks("docs/strategies.md")
+    careless = re.sub(r"np\.where\(needed, (.*), -1\)", r"\1", shown)
+    assert careless.count("= kv[near]") == careless.count("= dkv[near]") == 1
+    (folder / "careless.py").write_text(careless)
+    (command,) = (text for text in blocks("docs/strategies.md") if " careless.py" in text[10:])
+    name, *argv = command.split()
+    assert name == "charm-plan"
+    code = "import sys; from charm_sched.cli import plan_main; sys.exit(plan_main(sys.argv[1:]))"
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-c", code, *argv],
+        cwd=folder, capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PYTHONPATH": paths},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, "")
+    return done.stderr
+
+
+def test_strategy_page_quotes_the_verifier(tmp_path: Path) -> None:
+    assert careless_answer(tmp_path) in blocks("docs/strategies.md")
+
+
+def record_answer(folder: Path) -> None:
+    page = ROOT / "docs/strategies.md"
+    (old,) = (text for text in blocks("docs/strategies.md") if text.startswith("error: "))
+    page.write_text(page.read_text().replace(old, careless_answer(folder)))
+
+
+@pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md", "docs/architecture.md"])
+def test_pages_say_what_plans_run_on(page: str) -> None:
+    flat = " ".join((ROOT / page).read_text().split())
+    assert "gloo" in flat
+    assert re.search(r"CUDA tensors( are refused|\.)", flat)
 
 
 def test_architecture_page_shows_real_operations() -> None:
@@ -155,3 +176,4 @@ if __name__ == "__main__":
         each.with_suffix(".out").write_text(output_of(each))
     with tempfile.TemporaryDirectory() as temporary:
         record_pictures(Path(temporary))
+        record_answer(Path(temporary))

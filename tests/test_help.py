@@ -35,11 +35,11 @@ COMMANDS = (
 )  # fmt: skip
 
 
-def help_text(command: str) -> str:
+def help_text(command: str, columns: int = 80) -> str:
     name, *rest = command.split()
     printed = io.StringIO()
     with (
-        mock.patch.dict(os.environ, {"COLUMNS": "80", "NO_COLOR": "1"}),
+        mock.patch.dict(os.environ, {"COLUMNS": str(columns), "NO_COLOR": "1"}),
         contextlib.redirect_stdout(printed),
         contextlib.suppress(SystemExit),
     ):
@@ -56,9 +56,10 @@ def test_help_is_the_golden_one(command: str) -> None:
     assert help_text(command) == golden_file(command).read_text()
 
 
+@pytest.mark.parametrize("columns", [60, 80])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_fits_80_columns(command: str) -> None:
-    assert max(map(len, help_text(command).splitlines())) <= 80
+def test_help_fits_the_terminal(command: str, columns: int) -> None:
+    assert max(map(len, help_text(command, columns).splitlines())) <= columns
 
 
 def test_no_golden_file_is_left_over() -> None:

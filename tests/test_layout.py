@@ -24,7 +24,7 @@ LAYERS = (
     ("items", "ops", "plans"),
     (
         "accesses", "areas", "builder", "cost", "hazards", "memory", "probe", "progress",
-        "rectangles", "scaling", "storage*", "timeline", "trace", "verifier", "waits",
+        "rectangles", "scaling", "storage*", "structure", "timeline", "trace", "verifier", "waits",
     ),
     ("planners", "planners.*", "strategies"),
     ("simulator", "simulator.*", "runtime", "runtime.*", "testbed", "testbed.*"),

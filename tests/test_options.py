@@ -7,7 +7,13 @@ from argparse import ArgumentParser
 import pytest
 
 from charm_sched.errors import WorkloadError
-from charm_sched.options import WORKLOAD_FLAGS, add_workload_flags, names_workload, read_workload
+from charm_sched.options import (
+    WORKLOAD_FLAGS,
+    add_workload_flags,
+    names_workload,
+    read_workload,
+    workload_of,
+)
 from charm_sched.workload import MODELS, Workload
 
 
@@ -30,6 +36,8 @@ def test_defaults() -> None:
     [
         ("--seq-len 2999", "seq_len", 2999),
         ("--seq-len 128K", "seq_len", 131072),
+        ("--seq-len 128k", "seq_len", 131072),
+        ("--mask window:4k", "mask", "window:4096"),
         ("--seq-len 1M", "seq_len", 1048576),
         ("--batch 3", "batch", 3),
         ("--dtype fp16", "dtype", "fp16"),
@@ -66,7 +74,7 @@ def test_models_make_workloads(model: str) -> None:
     [
         ("--model llama3-8b --heads 32", "--model llama3-8b fixes the heads; leave out --heads"),
         ("--mask docs:1K,1K --seq-len 4K", "hold 2K tokens in all, but --seq-len is 4K"),
-        ("--heads 32 --kv-heads 5", "kv_heads: expected a divisor of heads = 32, found 5"),
+        ("--heads 32 --kv-heads 5", "--kv-heads: expected a divisor of --heads 32, found 5"),
     ],
 )
 def test_contradictions_are_refused(line: str, message: str) -> None:
@@ -84,7 +92,7 @@ def test_contradictions_are_refused(line: str, message: str) -> None:
         ("--batch -3", "expected a whole number of 1 or more, found '-3'"),
         ("--mask causl", "mask: expected full, causal, window:N"),
         ("--mask window", "mask: expected full"),
-        ("--mask window:0", "expected a token count"),
+        ("--mask window:0", "expected a window of 1 token or more, such as window:512"),
         ("--mask docs:@lengths.txt", "masks from a file are not in this release"),
         ("--mask blocks:@blocks.npy", "masks from a file are not in this release"),
         ("--mask causal:3", "mask: expected full"),
@@ -92,7 +100,11 @@ def test_contradictions_are_refused(line: str, message: str) -> None:
         ("--model gpt-7", "invalid choice: 'gpt-7'"),
         ("--partition random", "invalid choice: 'random'"),
         ("--ranks 4 --devices a,b", "not allowed with argument"),
+        ("--mask docs:4,0", "expected documents of 1 token or more, such as docs:512"),
         ("--devices a,,b", "expected names such as gpu0,gpu1"),
+        ("--devices gpu3..1", "expected a range from a smaller to a larger number"),
+        ("--devices gpu0..999999999", "expected at most 1000000 names"),
+        ("--devices a0..9999/b0..9999", "expected at most 1000000 names"),
         ("--seq 4K", "unrecognized arguments: --seq"),
     ],
 )
@@ -116,6 +128,28 @@ def test_every_workload_flag_counts_as_one(flag: str) -> None:
     given = [f"--{flag.replace('_', '-')}", EXAMPLES.get(flag, "8")]
     assert names_workload(parser().parse_args(given))
     assert not names_workload(parser().parse_args([]))
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("gpu0..3", "gpu0 gpu1 gpu2 gpu3"),
+        ("node0..1/gpu1..2,spare", "node0/gpu1 node0/gpu2 node1/gpu1 node1/gpu2 spare"),
+        ("n08..10", "n08 n09 n10"),
+        ("b, a", "b a"),
+    ],
+)
+def test_ranges_of_devices(text: str, names: str) -> None:
+    args = parser().parse_args(["--devices", text])
+    assert list(args.devices) == names.split()
+
+
+def test_contradictory_flags_are_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    made = parser()
+    with pytest.raises(SystemExit) as caught:
+        workload_of(made, made.parse_args(["--heads", "6", "--kv-heads", "4"]))
+    assert caught.value.code == 2
+    assert "--kv-heads: expected a divisor of --heads 6, found 4" in capsys.readouterr().err
 
 
 def test_the_list_of_workload_flags_is_complete() -> None:

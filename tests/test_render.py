@@ -8,10 +8,13 @@ import pytest
 from rich.console import Console
 
 from charm_sched import load_topology
+from charm_sched.options import device_names
+from charm_sched.render_tables import fitting, names_of
 from charm_sched.render_timeline import Bar, condense, joined
-from charm_sched.render_topology import domain_tree, listing
+from charm_sched.render_topology import LEGEND, device_lines, domain_tree, listing, ranges
 from charm_sched.sweep import Point, verdict
 from charm_sched.timeline import Level
+from charm_sched.topology import shipped_names
 
 
 def printed(renderable: object, *, width: int = 80, encoding: str = "utf-8") -> str:
@@ -90,12 +93,13 @@ def test_what_limits_a_point(what: Point, limit: str) -> None:
     [
         (
             [FAST, HIDDEN, EVEN],
-            "At 8K to 16K communication limits Ring-Attention: charm is 1.2 to 2.0 times as fast. "
+            "At 8K to 16K communication limits Ring-Attention: charm is 1.20 to 2.00 times as "
+            "fast. "
             "From 32K on computation is the limit: every good schedule is as fast there.",
         ),
         (
             [FAST],
-            "At 8K communication limits Ring-Attention: charm is 2.0 times as fast.",
+            "At 8K communication limits Ring-Attention: charm is 2.00 times as fast.",
         ),
         (
             [EVEN, EVEN],
@@ -108,7 +112,7 @@ def test_what_limits_a_point(what: Point, limit: str) -> None:
         (
             [EVEN, point(64, 1.0, 3.0, 1.5, "usp"), FAST],
             "At 32K computation is the limit: every good schedule is as fast there. At 64K to 8K "
-            "communication limits Ring-Attention: usp or charm is 2.0 times as fast.",
+            "communication limits Ring-Attention: usp or charm is 2.00 times as fast.",
         ),
     ],
 )
@@ -120,9 +124,9 @@ def test_machine_tree_names_domains_and_bandwidths() -> None:
     topology = load_topology("dual_node_nvlink")
     lines = printed(domain_tree(topology)).splitlines()
     assert lines[0].startswith("dual_node_nvlink: 16 devices in 2 domains; ")
-    assert lines[0].rstrip().endswith(" out of each")
+    assert lines[0].rstrip().endswith("; network: each can send 192 GB/s")
     assert len(lines) == 3
-    assert all(": 8 devices; " in line and "GB/s out of each" in line for line in lines[1:])
+    assert all(": 8 devices; nvlink: each can send 184 GB/s" in line for line in lines[1:])
 
 
 def test_alike_domains_are_drawn_once() -> None:
@@ -135,3 +139,61 @@ def test_listing_fits_80_columns() -> None:
     text = printed(listing([load_topology("dual_node_nvlink"), load_topology("dual_numa_pcie")]))
     assert max(map(len, text.splitlines())) <= 80
     assert "dual_numa_pcie" in text
+
+
+def test_the_unit_of_the_tree_is_explained_in_one_line() -> None:
+    assert "all its links together" in LEGEND
+    assert len(LEGEND) <= 80
+
+
+@pytest.mark.parametrize(
+    ("names", "written"),
+    [
+        (["gpu0", "gpu1", "gpu2"], ["gpu0..2"]),
+        (["gpu0", "gpu2", "gpu3"], ["gpu0", "gpu2..3"]),
+        (["gpu1", "gpu0"], ["gpu1", "gpu0"]),
+        (["a0/g0", "a0/g1", "a1/g0", "a1/g1"], ["a0..1/g0..1"]),
+        (["a0/g0", "a0/g1", "a1/g0", "a1/g2"], ["a0/g0..1", "a1/g0", "a1/g2"]),
+        (["n00", "n01"], ["n00", "n01"]),
+        (["n7x", "spare", "n8x"], ["n7x", "spare", "n8x"]),
+    ],
+)
+def test_names_are_written_as_ranges_that_read_back(names: list[str], written: list[str]) -> None:
+    assert ranges(names) == written
+    assert list(device_names(",".join(written))) == names
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_device_lines_name_every_device(name: str) -> None:
+    topology = load_topology(name)
+    lines = [line.removeprefix("devices ").replace(" ", "") for line in device_lines(topology)]
+    assert device_names(",".join(lines)) == topology.device_names
+
+
+HEAD = ("strategy", "time", "vs ring", "compute", "exposed", "partition", "memory", "network")
+ROWS = [
+    ("forward",),
+    ("* charm", "2.84 ms", "1.92x", "2.84 ms", "0 s", "zigzag", "202 MB", "134 MB"),
+    ("  some_file.py:a_rather_long_function", "5.46 ms", "1.00x", "4.84 ms", "622 us",
+     "contiguous", "75.8 MB", "252 MB"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [20, 30, 40, 60, 78, 120])
+def test_tables_keep_names_and_numbers(width: int) -> None:
+    lines = [line.rstrip() for line in printed(fitting(HEAD, ROWS, width), width=130).splitlines()]
+    assert max(map(len, lines)) <= max(width, 26)
+    assert [line.split()[0] for line in lines[:3]] == ["strategy", "forward", "*"]
+    shown = lines[0].split()
+    assert shown == list(" ".join(HEAD).split())[: len(shown)]  # left out from the right
+    assert "charm" in lines[2]
+    assert lines[3].split()[0][:1] == "s"
+    cells = " ".join(ROWS[1][: len(lines[2].split()) - 1])
+    assert lines[2].split()[2:4] == ["2.84", "ms"]
+    assert all(cell in cells or cell in " ".join(ROWS[1]) for cell in lines[2].split())
+    assert "function" in lines[3] or width < 40
+
+
+def test_strategies_of_two_files_are_told_apart() -> None:
+    found = names_of(["ring", "x/a/mine.py:f", "x/b/mine.py:f", "x/b/mine.py:g"])
+    assert list(found.values()) == ["ring", "a/mine.py:f", "b/mine.py:f", "mine.py:g"]

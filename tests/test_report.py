@@ -28,7 +28,7 @@ RESULT = {
 DOCUMENT = {
     "schema": TEXT, "version": COUNT, "topology": (dict,), "workload": (dict,),
     "results": (list,), "refused": (list,), "chosen": (dict,), "plan_file": (str, type(None)),
-    "assumptions": (list,), "seconds": (dict,),
+    "trace_files": (list,), "assumptions": (list,), "seconds": (dict,),
 }  # fmt: skip
 WORKLOAD = {
     "seq_len": COUNT, "batch": COUNT, "heads": COUNT, "kv_heads": COUNT, "head_dim": COUNT,
@@ -135,6 +135,17 @@ def test_one_document_stays_alone_and_several_are_listed() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("mask", "told"), [("full", False), ("causal", False), ("window:64", True), ("docs:99,1", True)]
+)
+def test_report_says_what_ring_sends_under_other_masks(mask: str, told: bool) -> None:
+    length = 100 if mask.startswith("docs") else 256
+    workload = Workload(seq_len=length, heads=2, mask=mask)
+    found = plan_all(load_topology("dual_numa_pcie"), workload, strategies=("ring",), ranks=2)
+    sentences = document(found)["assumptions"]
+    assert any("also sends the shards that a " in sentence for sentence in sentences) == told
+
+
 @pytest.mark.parametrize("name", shipped_names())
 def test_tiers_of_shipped_machines(name: str) -> None:
     topology = load_topology(name)
@@ -156,7 +167,8 @@ def test_tier_bandwidth_is_what_leaves_one_domain() -> None:
 def test_report_of_a_machine() -> None:
     topology = load_topology("dual_numa_pcie")
     found = topology_report(topology)
-    assert found["devices"] == 8
+    assert found["devices"] == len(found["device_names"]) == 8
+    assert found["device_names"][:2] == ["socket0/gpu0", "socket0/gpu1"]
     assert found["digest"] == topology.digest
     assert sum(kind["count"] for kind in found["links"]) == len(topology.links)
     assert {kind["kind"] for kind in found["links"]} == {link.kind for link in topology.links}

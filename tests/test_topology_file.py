@@ -247,7 +247,7 @@ def test_wrong_number_of_tiers(tmp_path: Path) -> None:
     with pytest.raises(TopologyError) as caught:
         load_topology(file)
     assert str(caught.value).startswith(
-        "box.yaml: tiers: expected 1 (the depth of the hierarchy: 2 single), found 2 "
+        f"{file}: tiers: expected 1 (the depth of the hierarchy: 2 single), found 2 "
     )
 
 
@@ -494,7 +494,7 @@ def test_encoding(tmp_path: Path) -> None:
     with pytest.raises(TopologyError) as caught:
         load_topology(file)
     assert str(caught.value) == (
-        "box.yaml:4: expected UTF-8 text, found byte 0xf6 (save the file as UTF-8)"
+        f"{file}:4: expected UTF-8 text, found byte 0xf6 (save the file as UTF-8)"
     )
     file.write_text("\ufeff" + GOOD, encoding="utf-8")
     assert load_topology(str(file)).name == "box"

@@ -69,16 +69,16 @@ def load_external(name: str) -> Planner:
         except (StrategyError, MemoryError):  # what it says of itself, and what is nobody's mistake
             raise
         except CharmSchedError as error:
-            place = _place(path, error)
-            raise type(error)(f"strategy {name}: {place}{error}") from error
+            raise type(error)(f"{_place(path, error)}{error}") from error
         except (Exception, SystemExit) as error:
-            raise StrategyError(_story(name, path, error)) from error
+            place = _place(path, error)
+            raise StrategyError(f"{place}{type(error).__name__}: {error}") from error
         if inspect.isgenerator(result) or inspect.iscoroutine(result):
             what = "generator" if inspect.isgenerator(result) else "coroutine"
             result.close()
             raise StrategyError(
-                f"strategy {name}: expected a function that writes the plan when called, "
-                f"but {function!r} is a {what}"
+                f"expected a function that writes the plan when it is called, "
+                f"but {function} is a {what}"
             )
 
     return planner
@@ -92,8 +92,8 @@ def _story(name: str, path: str, error: BaseException) -> str:
 
 
 def _place(path: str, error: BaseException) -> str:
-    """Give the last line of the user's file that an error came through, such as ``line 3: ``."""
+    """Give the last line of a file that an error came through, as ``file.py, line 3: ``."""
     here = Path(path).resolve()
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == here]
-    return f"line {lines[-1]}: " if lines else ""
+    return f"{here.name}, line {lines[-1]}: " if lines else ""

@@ -32,10 +32,10 @@ def run(name: str, heads: tuple[int, ...], repeat: int) -> list[Experiment]:
     topology = load_topology(HERE / "machines" / f"{name}.yaml")
     devices = topology.device_names
     with laboratory(topology, devices, 1.0, timeout=60) as (_, lab):
-        calibration = probe(lab, topology, devices)
+        calibration = probe(lab, topology)
         return [
             experiment(
-                lab, topology, devices,
+                lab, topology,
                 Workload(seq_len=ROWS * len(devices), heads=count, kv_heads=count, mask="full"),
                 calibration, scale=1.0, strategies=("ring", "charm"),
                 directions=("forward", "backward"), repeat=repeat, timeout=60, paced=True,
