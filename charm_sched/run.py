@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import statistics
 import sys
-import tempfile
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,7 +30,6 @@ from charm_sched.terminal import complain, explain, progress_line, room_for
 from charm_sched.units import format_rate
 
 if TYPE_CHECKING:
-    from charm_sched.plans import Plan, Schedule
     from charm_sched.report import Document
     from charm_sched.runtime.trial import Trial
     from charm_sched.search import Comparison, Result
@@ -114,6 +112,8 @@ def _run(args: Namespace) -> None:
         raise RuntimeFailure(
             f"charm-run needs PyTorch ({error}): pip install 'charm-sched[runtime]'"
         ) from error
+    from charm_sched.storage import from_bytes, to_bytes
+
     rank, size = trial.join_world(args.timeout)
     try:
         comparison = None
@@ -122,7 +122,7 @@ def _run(args: Namespace) -> None:
         if rank == 0:
             try:
                 comparison = _choose(args, size)
-                content = _to_bytes(comparison.schedule())
+                content = to_bytes(comparison.schedule())
             except (CharmSchedError, OSError, OverflowError) as error:
                 problem = error
             else:
@@ -134,7 +134,7 @@ def _run(args: Namespace) -> None:
             raise WorkloadError("rank 0 has no plan")  # which it says itself
         with progress_line(f"running {args.repeat + 1} times", quiet=args.json or rank > 0):
             found = trial.try_out(
-                _from_bytes(content), repeat=args.repeat, timeout=args.timeout, backend=args.backend
+                from_bytes(content), repeat=args.repeat, timeout=args.timeout, backend=args.backend
             )
         if comparison is not None:
             _report(args, comparison, found)
@@ -176,22 +176,6 @@ def _choose(args: Namespace, size: int) -> Comparison:
             ranks=None if args.devices else size,
             devices=args.devices,
         )
-
-
-def _to_bytes(stored: Schedule | Plan) -> bytes:
-    from charm_sched.storage import save_plan
-
-    with tempfile.TemporaryDirectory() as folder:
-        return save_plan(stored, Path(folder) / "plan.npz").read_bytes()
-
-
-def _from_bytes(content: bytes) -> Schedule | Plan:
-    from charm_sched.storage import load_plan
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "plan.npz"
-        path.write_bytes(content)
-        return load_plan(path)
 
 
 def _report(args: Namespace, comparison: Comparison, found: Trial) -> None:

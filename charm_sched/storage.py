@@ -51,8 +51,7 @@ LARGEST_JSON = 20_000  # operations; more go to .npz unless the name says .json
 
 def plan_suffix(stored: Plan | Schedule) -> str:
     """Give the file suffix that suits a plan's size: ``.plan.json`` or ``.plan.npz``."""
-    plans = stored.plans if isinstance(stored, Schedule) else (stored,)
-    return ".plan.json" if sum(map(len, plans)) <= LARGEST_JSON else ".plan.npz"
+    return ".plan.json" if sum(map(len, _plans(stored))) <= LARGEST_JSON else ".plan.npz"
 
 
 def save_plan(stored: Plan | Schedule, path: str | os.PathLike[str]) -> Path:
@@ -62,10 +61,9 @@ def save_plan(stored: Plan | Schedule, path: str | os.PathLike[str]) -> Path:
         PlanFileError: The suffix is neither, or the file cannot be written.
     """
     target = Path(path)
-    plans = stored.plans if isinstance(stored, Schedule) else (stored,)
     if target.suffix not in (".json", ".npz"):
         raise PlanFileError(f"{target}: expected a name that ends in .json or .npz")
-    content = _json_bytes(plans) if target.suffix == ".json" else _npz_bytes(plans)
+    content = _json_bytes(_plans(stored)) if target.suffix == ".json" else to_bytes(stored)
     partial = target.with_name(target.name + ".part")
     try:
         partial.write_bytes(content)
@@ -87,6 +85,20 @@ def load_plan(path: str | os.PathLike[str]) -> Plan | Schedule:
         content = source.read_bytes()
     except OSError as error:
         raise PlanFileError(f"{source}: cannot be read: {error.strerror}") from error
+    return from_bytes(content, str(source))
+
+
+def to_bytes(stored: Plan | Schedule) -> bytes:
+    """Give a plan or schedule as the content of an ``.npz`` file, to be sent to other processes."""
+    return _npz_bytes(_plans(stored))
+
+
+def from_bytes(content: bytes, source: str = "plan") -> Plan | Schedule:
+    """Read the content of a plan file; ``source`` begins messages.
+
+    Raises:
+        PlanFileError: See `load_plan`.
+    """
     try:
         header, arrays = _parse(content)
         plans = [_read_plan(header, number, arrays) for number in range(len(header["plans"]))]
@@ -98,6 +110,10 @@ def load_plan(path: str | os.PathLike[str]) -> Plan | Schedule:
         raise PlanFileError(f"{source}: the plan was changed or is broken: {error}") from error
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise PlanFileError(f"{source}: not a plan file: {_explain(error)}") from error
+
+
+def _plans(stored: Plan | Schedule) -> tuple[Plan, ...]:
+    return stored.plans if isinstance(stored, Schedule) else (stored,)
 
 
 def _explain(error: Exception) -> str:
