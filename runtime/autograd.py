@@ -11,11 +11,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from charm_sched.errors import CharmSchedError, RuntimeFailure
+from charm_sched.errors import RuntimeFailure
 from charm_sched.plans import Plan, Schedule
 from charm_sched.runtime.checks import (
     check_gradient,
     check_inputs,
+    checked_scale,
+    checked_timeout,
     dense_rows,
     forward_of,
     wants_gradient,
@@ -25,7 +27,7 @@ from charm_sched.runtime.kernels import Kernel, choose_kernel
 from charm_sched.runtime.layout import Fields
 from charm_sched.runtime.passes import set_up_backward, set_up_forward
 from charm_sched.runtime.recording import Recorder
-from charm_sched.runtime.session import Session, session_of
+from charm_sched.runtime.session import Session, Settings, session_of
 
 TIMEOUT = 300.0
 
@@ -54,8 +56,9 @@ def attention(
         v: ``[batch, kv_heads, tokens, v_head_dim]``.
         plan: A schedule; a forward plan is enough where no gradient is needed.
         group: The ranks, in the plan's order; None means the default group.
-        softmax_scale: Overrides the workload's.
-        timeout: Seconds that a transfer may take once this rank is ready for it.
+        softmax_scale: Overrides the workload's; positive.
+        timeout: Seconds that a transfer may take once this rank is ready for it, and that the other
+            ranks may take to make the same call; whole milliseconds.
         backend: ``reference`` or ``cpu_flash``; None means ``reference`` for fp64, else
             ``cpu_flash``.
         check: Whether to prove the plan before it is first run.
@@ -69,38 +72,32 @@ def attention(
             rank, op and peer are named.
         PlanError: The plan is not exactly attention.
     """
+    timeout = checked_timeout(timeout)
     session = session_of(group, timeout)
-    scale = forward_of(plan).workload.scale if softmax_scale is None else softmax_scale
-    gradient = wants_gradient(q, k, v)
-    kernel = choose_kernel(backend, q.dtype)
-    problem = _problem(session, plan, (q, k, v), gradient=gradient)
-    session.agree(
-        plan, scale=scale, kernel=kernel.name, gradient=gradient, problem=problem, timeout=timeout
-    )
-    call = _Call(session, plan, kernel, scale, timeout, check, recorder)
+
+    def set_up() -> tuple[_Call, Settings]:
+        forward = forward_of(plan)
+        _check_ranks(forward, session.communicators.size)
+        check_inputs(forward, session.rank, q, k, v)
+        gradient = wants_gradient(q, k, v)
+        check_gradient(plan, needed=gradient)
+        scale = forward.workload.scale if softmax_scale is None else checked_scale(softmax_scale)
+        kernel = choose_kernel(backend, q.dtype)
+        call = _Call(session, plan, kernel, scale, timeout, check, recorder, session.calls)
+        for each in plan.plans if gradient and isinstance(plan, Schedule) else (forward,):
+            session.prepared(each, check=check)
+        return call, call.settings(gradient=gradient)
+
+    call = session.agree(set_up, timeout)
     result: Tensor = _Attention.apply(q, k, v, call)  # type: ignore[no-untyped-call]
     return result
 
 
-def _problem(
-    session: Session,
-    plan: Schedule | Plan,
-    tensors: tuple[Tensor, Tensor, Tensor],
-    *,
-    gradient: bool,
-) -> CharmSchedError | None:
-    """Give what keeps this rank from taking part, so that the others can be told."""
-    forward, size = forward_of(plan), session.communicators.size
-    if forward.num_ranks != size:
-        return RuntimeFailure(
-            f"attention: the plan has {forward.num_ranks} ranks, the group has {size}"
+def _check_ranks(plan: Plan, size: int) -> None:
+    if plan.num_ranks != size:
+        raise RuntimeFailure(
+            f"attention: the plan has {plan.num_ranks} ranks, the group has {size}"
         )
-    try:
-        check_inputs(forward, session.rank, *tensors)
-        check_gradient(plan, needed=gradient)
-    except CharmSchedError as error:
-        return error
-    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,18 +111,31 @@ class _Call:
     timeout: float
     check: bool
     recorder: Recorder | None
+    number: int
+
+    def settings(self, *, gradient: bool) -> Settings:
+        """Give what must be the same on all ranks in the forward."""
+        return {
+            "pass": "forward",
+            "plan": self.plan.digest,
+            "softmax scale": str(self.scale),
+            "backend": self.kernel.name,
+            "need of a gradient": str(gradient),
+            "use of a recorder": str(self.recorder is not None),
+        }
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor
     ) -> tuple[Tensor, Tensor, Mapping[str, Fields]]:
         plan = forward_of(self.plan)
-        worker, transport = self.session.worker(plan, self.timeout, check=self.check)
-        observer = self._observer(plan)
-        ready = set_up_forward(
-            worker, q, k, v, kernel=self.kernel, scale=self.scale, observer=observer
-        )
-        self.session.run(ready.execution, transport)
-        return ready.result()
+        with self.session.passing():
+            worker, transport = self.session.worker(plan, self.timeout, check=self.check)
+            observer = self._observer(plan)
+            ready = set_up_forward(
+                worker, q, k, v, kernel=self.kernel, scale=self.scale, observer=observer
+            )
+            self.session.run(ready.execution, transport)
+            return ready.result()
 
     def backward(
         self,
@@ -134,19 +144,26 @@ class _Call:
     ) -> tuple[Tensor, Tensor, Tensor]:
         assert isinstance(self.plan, Schedule)
         plan = self.plan.backward
-        worker, transport = self.session.worker(plan, self.timeout, check=self.check)
-        observer = self._observer(plan)
-        ready = set_up_backward(
-            worker, tensors, kernel=self.kernel, scale=self.scale, residents=residents,
-            observer=observer,
-        )  # fmt: skip
-        self.session.run(ready.execution, transport)
-        return ready.result()
+
+        def set_up() -> tuple[None, Settings]:
+            self.session.prepared(plan, check=self.check)
+            return None, {"pass": "backward", "call that backward belongs to": str(self.number)}
+
+        self.session.agree(set_up, self.timeout)
+        with self.session.passing():
+            worker, transport = self.session.worker(plan, self.timeout, check=self.check)
+            observer = self._observer(plan)
+            ready = set_up_backward(
+                worker, tensors, kernel=self.kernel, scale=self.scale, residents=residents,
+                observer=observer,
+            )  # fmt: skip
+            self.session.run(ready.execution, transport)
+            return ready.result()
 
     def _observer(self, plan: Plan) -> Observer | None:
         if self.recorder is None:
             return None
-        return self.recorder.begin(plan, self.session.communicators)
+        return self.recorder.begin(plan, self.session.communicators, self.timeout)
 
 
 class _Context(Protocol):

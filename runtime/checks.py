@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from numbers import Real
+
 import torch
 from torch import Tensor
 
@@ -10,15 +13,56 @@ from charm_sched.partition import count_rows
 from charm_sched.plans import Plan, Schedule
 from charm_sched.runtime.numerics import DTYPES
 
+_LONGEST = 1e8  # seconds: more than anybody waits, and less than a clock in nanoseconds can hold
+
+
+def checked_timeout(timeout: object) -> float:
+    """Give the seconds that waits are given: whole milliseconds, at least one.
+
+    Raises:
+        RuntimeFailure: It is not a positive, finite number.
+    """
+    if not (_is_number(timeout) and 0 < timeout < math.inf):  # type: ignore[operator]
+        raise RuntimeFailure(
+            f"attention: timeout: expected a positive, finite number of seconds, found {timeout!r}"
+        )
+    seconds = min(float(timeout), _LONGEST)  # type: ignore[arg-type]
+    return max(1, round(seconds * 1000)) / 1000
+
+
+def checked_scale(scale: object) -> float:
+    """Give a softmax scale as a number; a tensor without dimensions is one, too.
+
+    Raises:
+        RuntimeFailure: It is not a positive, finite number.
+    """
+    value = scale
+    if isinstance(scale, Tensor) and scale.dim() == 0 and scale.device.type != "meta":
+        value = scale.item()
+    if not (_is_number(value) and 0 < value < math.inf):  # type: ignore[operator]
+        raise RuntimeFailure(
+            f"attention: softmax_scale: expected a positive, finite number, found {scale!r}"
+        )
+    return float(value)  # type: ignore[arg-type]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
 
 def forward_of(plan: Schedule | Plan) -> Plan:
     """Give the forward plan.
 
     Raises:
-        RuntimeFailure: A backward plan alone was given.
+        RuntimeFailure: A backward plan alone was given, or something else.
     """
     if isinstance(plan, Schedule):
         return plan.forward
+    found: object = plan
+    if not isinstance(found, Plan):
+        raise RuntimeFailure(
+            f"attention: expected a Schedule or a forward plan, found {type(found).__name__}"
+        )
     if plan.direction != "forward":
         raise RuntimeFailure(
             "attention: expected a Schedule or a forward plan, found a backward plan"
@@ -30,7 +74,7 @@ def check_inputs(plan: Plan, rank: int, q: Tensor, k: Tensor, v: Tensor) -> None
     """Check this rank's tensors against the plan.
 
     Raises:
-        RuntimeFailure: A shape, dtype or device does not fit.
+        RuntimeFailure: One is no tensor, or a shape, dtype or device does not fit.
     """
     work = plan.workload
     tokens = count_rows(plan.partition.shards[rank])
@@ -40,6 +84,12 @@ def check_inputs(plan: Plan, rank: int, q: Tensor, k: Tensor, v: Tensor) -> None
         "v": (v, work.num_kv_heads, work.value_dim),
     }
     for name, (x, heads, size) in expected.items():
+        found: object = x
+        if not isinstance(found, Tensor):
+            raise RuntimeFailure(
+                f"attention: rank {rank}: {name}: expected a tensor [batch, heads, tokens, size], "
+                f"found {type(found).__name__}"
+            )
         if x.device.type != "cpu":
             raise RuntimeFailure(
                 f"attention: {name} is on {x.device}; tensors on {x.device.type} are not "

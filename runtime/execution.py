@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from charm_sched.runtime import compute
@@ -122,7 +123,8 @@ class Execution:
         step = self.program.steps[number]
         self._observe_start(step.row)
         if self._pace is None:
-            self._do(number, step)
+            with torch.autocast("cpu", enabled=False):  # precisions are the plan's
+                self._do(number, step)
             return
         time.sleep(self._pace[step.row])
         assert isinstance(step, Compute | Combine)

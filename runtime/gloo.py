@@ -11,6 +11,7 @@ import contextlib
 import json
 import queue
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -25,6 +26,7 @@ from charm_sched.runtime.transport import Done
 
 Json: TypeAlias = Any
 _ABORT_TAG = 2**30  # above every row number: nobody ever sends it
+_EXCHANGE_TAG = 2**30 - 1
 
 
 class Waiters:
@@ -58,20 +60,43 @@ class Communicators:
         rank: This rank in the group.
         size: Ranks in the group.
         control: Group for what all ranks agree on.
+        failure: What ended the use of these groups, once something has.
     """
 
     def __init__(self, group: dist.ProcessGroup, timeout: float) -> None:
-        self._timeout = timedelta(seconds=timeout)
         self._members = dist.get_process_group_ranks(group)
         self._lanes: list[tuple[dist.ProcessGroup, dist.ProcessGroup]] = []
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
-        self.control = self._new_group()
+        self.failure: RuntimeFailure | None = None
+        self.control = self._new_group(timeout)
 
-    def ensure(self, lanes: int) -> None:
-        """Make the groups of the first ``lanes`` streams; all ranks must call alike."""
+    def ensure(self, lanes: int, timeout: float) -> None:
+        """Make the groups of the first ``lanes`` streams; all ranks must call alike.
+
+        Raises:
+            RuntimeFailure: Some rank did not connect within the timeout.
+        """
         while self.size > 1 and len(self._lanes) < lanes:
-            self._lanes.append((self._new_group(), self._new_group()))
+            self._lanes.append((self._new_group(timeout), self._new_group(timeout)))
+
+    def check(self) -> None:
+        """Refuse to go on after a failure.
+
+        Raises:
+            RuntimeFailure: The group failed before.
+        """
+        if self.failure is not None:
+            raise RuntimeFailure(
+                f"rank {self.rank}: this group failed before and cannot be used again: "
+                f"{self.failure}"
+            )
+
+    def give_up(self, failure: RuntimeFailure) -> None:
+        """Note that the group has failed, and let no other rank wait for this one."""
+        if self.failure is None:
+            self.failure = failure
+        self.abort()
 
     def lane(self, number: int, peer: int, *, sends: bool) -> dist.ProcessGroup:
         """Give the group that carries messages to (or from) a peer on a stream."""
@@ -79,12 +104,14 @@ class Communicators:
         return self._lanes[number][0 if upward else 1]
 
     def abort(self) -> None:
-        """Close the connections of all streams, so that no rank waits for this one.
+        """Close all connections, so that no rank waits for this one, now or in a later call.
 
         gloo cannot cancel; but a receive that times out closes all connections of its group.
         """
         peer = self.member((self.rank + 1) % self.size)
-        for group in (group for lane in self._lanes for group in lane):
+        if self.size == 1:
+            return
+        for group in (self.control, *(group for lane in self._lanes for group in lane)):
             with contextlib.suppress(RuntimeError):
                 nothing = torch.empty(1, dtype=torch.uint8)
                 work = dist.irecv(nothing, peer, group=group, tag=_ABORT_TAG)
@@ -104,38 +131,69 @@ class Communicators:
         if self.size == 1:
             return [value]
         payload = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        lengths = self._all_gather(torch.tensor([len(payload)]), timeout)
+        lengths = self.exchange(torch.tensor([len(payload)]), timeout)
         longest = max(int(length) for length in lengths)
         padded = torch.zeros(longest, dtype=torch.uint8)
         padded[: len(payload)] = payload
-        gathered = self._all_gather(padded, timeout)
+        gathered = self.exchange(padded, timeout)
         return [
             json.loads(data[: int(length)].numpy().tobytes())
             for data, length in zip(gathered, lengths, strict=True)
         ]
 
-    def _all_gather(self, mine: Tensor, timeout: float) -> list[Tensor]:
-        found = [torch.empty_like(mine) for _ in range(self.size)]
+    def exchange(self, mine: Tensor, timeout: float) -> list[Tensor]:
+        """Give the tensors of all ranks, of one shape, in rank order.
+
+        Every rank sends to every other, so it takes one message's time, a silent rank is known by
+        name, and the timeout is the call's rather than the group's.
+
+        Raises:
+            RuntimeFailure: Some rank did not answer within the timeout; the group has failed.
+        """
+        self.check()
+        found = [mine if rank == self.rank else torch.empty_like(mine) for rank in range(self.size)]
+        deadline = time.monotonic() + timeout
+        peer = self.rank
         try:
-            work = dist.all_gather(found, mine, group=self.control, async_op=True)
-            work.wait(timedelta(seconds=timeout))
+            works: list[tuple[int, dist.Work]] = []
+            for receives in (True, False):
+                for peer in self._others():
+                    work = (
+                        self.control.recv([found[peer]], peer, _EXCHANGE_TAG)
+                        if receives
+                        else self.control.send([mine], peer, _EXCHANGE_TAG)
+                    )
+                    works.append((peer, work))
+            while works:
+                peer, work = works.pop(0)
+                work.wait(_wait(deadline - time.monotonic()))
         except RuntimeError as error:
-            raise RuntimeFailure(
-                f"rank {self.rank}: agreeing on the plan with the other ranks failed: "
-                f"{reason(error, timeout)}"
-            ) from error
+            failure = RuntimeFailure(
+                f"rank {self.rank}: agreeing with rank {peer} failed: {reason(error, timeout)}"
+            )
+            self.give_up(failure)
+            raise failure from error
         return found
 
-    def _new_group(self) -> dist.ProcessGroup:
+    def _others(self) -> list[int]:
+        """List the other ranks, from the next one on, so that not all send to one at first."""
+        return [(self.rank + distance) % self.size for distance in range(1, self.size)]
+
+    def _new_group(self, timeout: float) -> dist.ProcessGroup:
         try:
             made = dist.new_group(
-                self._members, backend="gloo", timeout=self._timeout, use_local_synchronization=True
+                self._members,
+                backend="gloo",
+                timeout=_wait(timeout),
+                use_local_synchronization=True,
             )
         except RuntimeError as error:
-            raise RuntimeFailure(
-                f"rank {self.rank}: connecting to the other ranks failed: "
-                f"{reason(error, self._timeout.total_seconds())}"
-            ) from error
+            failure = RuntimeFailure(
+                f"rank {self.rank}: connecting to the other ranks failed: {reason(error, timeout)}"
+            )
+            if hasattr(self, "control"):
+                self.give_up(failure)
+            raise failure from error
         assert isinstance(made, dist.ProcessGroup)
         return made
 
@@ -175,7 +233,7 @@ class GlooTransport:
         def wait() -> None:
             failure: Exception | None = None
             try:
-                work.wait(timedelta(seconds=self._timeout))
+                work.wait(_wait(self._timeout))
             except Exception as error:
                 failure = RuntimeFailure(reason(error, self._timeout))
                 failure.__cause__ = error
@@ -184,10 +242,15 @@ class GlooTransport:
         self._waiters.submit(wait)
 
 
+def _wait(seconds: float) -> timedelta:
+    """Give a time to wait; torch counts whole milliseconds, and takes none as no limit."""
+    return timedelta(milliseconds=max(1, round(seconds * 1000)))
+
+
 def reason(error: Exception, timeout: float) -> str:
     """Say in words what gloo's message means."""
     text = str(error)
-    if "Timed out" in text:
+    if any(word in text.lower() for word in ("timed out", "wait timeout")):
         return f"no answer within {timeout:g} s"
     if "timeout caused pair closure" in text:
         return "the connection was given up after another failure on this rank"

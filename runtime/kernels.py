@@ -165,7 +165,7 @@ def choose_kernel(name: str | None, dtype: torch.dtype) -> Kernel:
     """
     if name is None:
         name = "reference" if dtype == torch.float64 else "cpu_flash"
-    if name not in KERNELS:
+    if not isinstance(name, str) or name not in KERNELS:
         raise RuntimeFailure(f"backend: expected {', '.join(KERNELS)}, found {name!r}")
     return KERNELS[name]()
 

@@ -7,6 +7,7 @@ parent. Commands and results go through pipes, so that just the plans use the ne
 from __future__ import annotations
 
 import ctypes
+import math
 import multiprocessing
 import os
 import signal
@@ -28,12 +29,13 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from charm_sched.errors import CharmSchedError, RuntimeFailure
 from charm_sched.plans import Plan, Schedule
+from charm_sched.runtime.checks import checked_timeout
 from charm_sched.runtime.layout import Fields
 from charm_sched.runtime.pacing import run_paced
 from charm_sched.runtime.recording import merged
 from charm_sched.runtime.session import session_of
 from charm_sched.runtime.trial import try_out
-from charm_sched.storage import load_plan, save_plan
+from charm_sched.storage import from_bytes, to_bytes
 from charm_sched.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -58,6 +60,21 @@ class _Job:
     seconds: tuple[Sequence[float], ...] | None
     repeat: int
     timeout: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a rank answers.
+
+    Attributes:
+        failure: What went wrong; None after a success.
+        result: What was asked for.
+        broken: Whether the rank cannot reach the others any more.
+    """
+
+    failure: str | None = None
+    result: Any = None
+    broken: bool = False
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -102,6 +119,7 @@ class Lab:
         self._ends: list[Connection] = []
         self._processes: list[Any] = []
         self._stack = ExitStack()
+        self._broken: str | None = None
 
     def __enter__(self) -> Lab:
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="charm-lab-"))
@@ -171,8 +189,18 @@ class Lab:
                 compare with dense attention.
             repeat: Timed runs, after one that is not.
             timeout: Seconds that a transfer may take.
+
+        Raises:
+            LabFailure: The ranks failed before, so that they cannot reach each other any more.
+            RuntimeFailure: The timeout is not a positive, finite number.
         """
-        content = _to_bytes(stored)
+        if self._broken is not None:
+            raise LabFailure(
+                f"these ranks failed before and cannot be used again; start them anew: "
+                f"{self._broken}"
+            )
+        timeout = checked_timeout(timeout)
+        content = to_bytes(stored)
         paced = None if seconds is None else tuple(tuple(map(float, s)) for s in seconds)
         job = _Job(plan=content, seconds=paced, repeat=repeat, timeout=timeout)
         self._current = stored, job
@@ -188,7 +216,7 @@ class Lab:
         stored, job = self._current
         plans = stored.plans if isinstance(stored, Schedule) else (stored,)
         longest = sum(max(s, default=0.0) * len(s) for s in job.seconds or ()) + 2 * job.timeout
-        answers = self._answers(_GRACE + (job.repeat + 1) * longest)
+        answers = self._answers(_GRACE + (job.repeat + 1) * longest, _GRACE + 2 * job.timeout)
         if job.seconds is None:
             found: Measured = answers[0]
             return found
@@ -210,10 +238,11 @@ class Lab:
         self.start(stored, seconds, repeat=repeat, timeout=timeout)
         return self.finish()
 
-    def _answers(self, patience: float) -> list[Any]:
-        """Collect one answer per rank."""
-        deadline = time.monotonic() + patience
-        answers: dict[int, tuple[bool, Any]] = {}
+    def _answers(self, patience: float, mercy: float = math.inf) -> list[Any]:
+        """Collect one answer per rank; those left once one has failed get ``mercy`` seconds."""
+        begin = time.monotonic()
+        deadline = begin + patience
+        answers: dict[int, _Answer] = {}
         while len(answers) < len(self._ends):
             open_ends = [end for rank, end in enumerate(self._ends) if rank not in answers]
             ready = wait(open_ends, max(0.0, deadline - time.monotonic()))
@@ -224,18 +253,21 @@ class Lab:
                 try:
                     answers[rank] = self._ends[rank].recv()
                 except (EOFError, OSError):
-                    answers[rank] = (False, f"rank {rank}: its process ended")
-        missing = f"no answer within {patience:.0f} s"
-        messages = [
-            None if rank in answers and answers[rank][0]
-            else str(answers[rank][1]) if rank in answers else f"rank {rank}: {missing}"
-            for rank in range(len(self._ends))
-        ]  # fmt: skip
+                    answers[rank] = _Answer(f"rank {rank}: its process ended", broken=True)
+                if answers[rank].failure is not None:
+                    deadline = min(deadline, time.monotonic() + mercy)
+        for rank in range(len(self._ends)):
+            missing = f"rank {rank}: no answer within {time.monotonic() - begin:.0f} s"
+            answers.setdefault(rank, _Answer(missing, broken=True))
+        found = [answers[rank] for rank in range(len(self._ends))]
+        messages = [answer.failure for answer in found]
         if any(messages):
             first = next(message for message in messages if message)
             count = sum(message is not None for message in messages)
+            if any(answer.broken for answer in found):
+                self._broken = first
             raise LabFailure(f"{count} of {len(messages)} ranks failed; {first}", messages)
-        return [answers[rank][1] for rank in range(len(self._ends))]
+        return [answer.result for answer in found]
 
     def _close(self) -> None:
         for end in self._ends:
@@ -275,10 +307,10 @@ def _rank(
             world_size=size,
             timeout=timedelta(seconds=timeout),
         )
-        session_of(None, timeout)
-        end.send((True, None))
+        session = session_of(None, timeout)
+        end.send(_Answer())
     except Exception as error:
-        end.send((False, f"rank {rank} ({device}): cannot connect: {error}"))
+        end.send(_Answer(f"rank {rank} ({device}): cannot connect: {error}", broken=True))
         return
     while True:
         try:
@@ -286,15 +318,18 @@ def _rank(
         except (EOFError, OSError):
             os._exit(0)  # without waiting for connections to peers that are gone
         try:
-            end.send((True, _do(job)))
-        except CharmSchedError as error:
-            end.send((False, str(error)))
+            answer = _Answer(result=_do(job))
         except Exception as error:
-            end.send((False, f"rank {rank}: {type(error).__name__}: {error}"))
+            kind = "" if isinstance(error, CharmSchedError) else f"{type(error).__name__}: "
+            text = f"{kind}{error}"
+            start = "" if text.startswith(f"rank {rank}: ") else f"rank {rank}: "
+            broken = session.communicators.failure is not None
+            answer = _Answer(f"{start}{text}", broken=broken)
+        end.send(answer)
 
 
 def _do(job: _Job) -> object:
-    stored = _from_bytes(job.plan)
+    stored = from_bytes(job.plan)
     if job.seconds is None:
         trial = try_out(stored, repeat=job.repeat, timeout=job.timeout)
         return Measured(timelines=trial.timelines, max_error=trial.max_error)
@@ -308,15 +343,3 @@ def _do(job: _Job) -> object:
             if repetition:
                 found[number].append(record.own)
     return found
-
-
-def _to_bytes(stored: Plan | Schedule) -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
-        return save_plan(stored, Path(folder) / "plan.npz").read_bytes()
-
-
-def _from_bytes(content: bytes) -> Plan | Schedule:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "plan.npz"
-        path.write_bytes(content)
-        return load_plan(path)

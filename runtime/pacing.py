@@ -13,12 +13,13 @@ from torch import Tensor
 
 from charm_sched.partition import count_rows
 from charm_sched.plans import Plan
+from charm_sched.runtime.checks import checked_timeout
 from charm_sched.runtime.kernels import Reference
 from charm_sched.runtime.layout import Fields
 from charm_sched.runtime.numerics import DTYPES
 from charm_sched.runtime.passes import Worker, set_up_backward, set_up_forward
 from charm_sched.runtime.recording import PassRecord
-from charm_sched.runtime.session import Session
+from charm_sched.runtime.session import Session, Settings
 
 HEAD_START = 0.02  # seconds from the last agreement of the ranks to the start of a pass
 
@@ -48,27 +49,35 @@ def run_paced(
     Raises:
         RuntimeFailure: A step failed; rank, op and peer are named.
     """
-    worker, transport = session.worker(plan, timeout, check=False)
-    record = PassRecord(plan, session.communicators, HEAD_START)
-    kept: Mapping[str, Fields] = {}
-    if plan.direction == "forward":
-        forward = set_up_forward(
-            worker, *_zeros(plan, session.rank)[:3], kernel=Reference(), scale=1.0,
-            observer=record, pace=seconds,
-        )  # fmt: skip
-        record.wait()
-        session.run(forward.execution, transport)
-        _, _, kept = forward.result()
-    else:
-        q, k, v, dout = _zeros(plan, session.rank)
-        lse = torch.zeros(q.shape[:3], dtype=_accumulate(worker))
-        backward = set_up_backward(
-            worker, (q, k, v, dout, lse, dout), kernel=Reference(), scale=1.0,
-            residents=residents or {}, observer=record, pace=seconds,
-        )  # fmt: skip
-        record.wait()
-        session.run(backward.execution, transport)
-    return record, kept
+    timeout = checked_timeout(timeout)
+
+    def set_up() -> tuple[None, Settings]:
+        session.prepared(plan, check=False)
+        return None, {"pass": f"paced {plan.direction}", "plan": plan.digest}
+
+    session.agree(set_up, timeout)
+    with session.passing():
+        worker, transport = session.worker(plan, timeout, check=False)
+        record = PassRecord(plan, session.communicators, timeout, HEAD_START)
+        kept: Mapping[str, Fields] = {}
+        if plan.direction == "forward":
+            forward = set_up_forward(
+                worker, *_zeros(plan, session.rank)[:3], kernel=Reference(), scale=1.0,
+                observer=record, pace=seconds,
+            )  # fmt: skip
+            record.wait()
+            session.run(forward.execution, transport)
+            _, _, kept = forward.result()
+        else:
+            q, k, v, dout = _zeros(plan, session.rank)
+            lse = torch.zeros(q.shape[:3], dtype=_accumulate(worker))
+            backward = set_up_backward(
+                worker, (q, k, v, dout, lse, dout), kernel=Reference(), scale=1.0,
+                residents=residents or {}, observer=record, pace=seconds,
+            )  # fmt: skip
+            record.wait()
+            session.run(backward.execution, transport)
+        return record, kept
 
 
 def _accumulate(worker: Worker) -> torch.dtype:

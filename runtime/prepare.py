@@ -292,8 +292,23 @@ class _Preparation:
                     f"saved: expected {item} in slot {slot} of rank {self.rank}, "
                     f"but no op puts it there"
                 )
+            if not self._alive(holders[-1], slot):
+                raise PlanError(
+                    f"saved: expected {item} in slot {slot} of rank {self.rank} at the end, "
+                    f"but it is moved away or overwritten before"
+                )
             kept[str(item)] = holders[-1]
         return kept
+
+    def _alive(self, holder: int, slot: int) -> bool:
+        """Say whether a version is still in its slot when all ops have ended."""
+        hazards, sits = self.hazards, self.hazards.occupancies
+        number = next(version for version, local in self.local.items() if local == holder)
+        end = int(hazards.end[number])
+        moved = bool(hazards.accesses.partial[end] and not hazards.accesses.writes[end])
+        here = np.flatnonzero((sits.rank == self.rank) & (sits.slot == slot))
+        last = here[np.argmax(sits.first[here])]
+        return not moved and int(hazards.version[sits.access[last]]) == number
 
 
 def head_runs(

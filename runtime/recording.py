@@ -20,8 +20,6 @@ from charm_sched.plans import TRANSFER, Plan
 from charm_sched.runtime.gloo import Communicators
 from charm_sched.timeline import Timeline
 
-_PATIENCE = 300.0
-
 
 class PassRecord:
     """When the steps of one rank started and ended in one pass, in seconds; NaN for others'.
@@ -29,15 +27,18 @@ class PassRecord:
     Args:
         plan: The plan of the pass.
         communicators: All its ranks make a record together.
+        timeout: Seconds that the others may take to come to the barrier, and to `gather`.
         delay: Seconds from the barrier to the instant that counts as zero; see `wait`.
     """
 
-    def __init__(self, plan: Plan, communicators: Communicators, delay: float = 0.0) -> None:
+    def __init__(
+        self, plan: Plan, communicators: Communicators, timeout: float, delay: float = 0.0
+    ) -> None:
         self.plan = plan
-        self._communicators = communicators
+        self._communicators, self._timeout = communicators, timeout
         self.start: NDArray[np.float64] = np.full(len(plan), np.nan)
         self.end: NDArray[np.float64] = np.full(len(plan), np.nan)
-        self._zero = _agree_on_zero(communicators) + delay
+        self._zero = _agree_on_zero(communicators, timeout) + delay
 
     def wait(self) -> None:
         """Wait for the instant zero, so that all ranks of one machine start together."""
@@ -54,7 +55,7 @@ class PassRecord:
     def gather(self) -> Timeline | None:
         """Put the records of all ranks together, on rank 0; all ranks must call."""
         start, end = self.own
-        records = self._communicators.gather((start.tolist(), end.tolist()), _PATIENCE)
+        records = self._communicators.gather((start.tolist(), end.tolist()), self._timeout)
         if self._communicators.rank:
             return None
         return merged(self.plan, [(np.array(s), np.array(e)) for s, e in records])
@@ -99,9 +100,9 @@ class Recorder:
     def __init__(self) -> None:
         self.passes: list[PassRecord] = []
 
-    def begin(self, plan: Plan, communicators: Communicators) -> PassRecord:
-        """Start recording a pass."""
-        self.passes.append(PassRecord(plan, communicators))
+    def begin(self, plan: Plan, communicators: Communicators, timeout: float) -> PassRecord:
+        """Start recording a pass; the other ranks may take ``timeout`` seconds to come."""
+        self.passes.append(PassRecord(plan, communicators, timeout))
         return self.passes[-1]
 
     def timelines(self) -> list[Timeline]:
@@ -110,10 +111,10 @@ class Recorder:
         return [line for line in gathered if line is not None]
 
 
-def _agree_on_zero(communicators: Communicators) -> float:
+def _agree_on_zero(communicators: Communicators, timeout: float) -> float:
     """Let all ranks start counting together."""
-    communicators.gather(None, _PATIENCE)
+    communicators.gather(None, timeout)
     mine = time.monotonic()
-    clocks = communicators.gather((platform.node(), mine), _PATIENCE)
+    clocks = communicators.gather((platform.node(), mine), timeout)
     nodes, times = zip(*clocks, strict=True)
     return float(min(t for node, t in zip(nodes, times, strict=True) if node == platform.node()))

@@ -59,7 +59,9 @@ def shard(
 def unshard(x: Tensor, plan: Schedule | Plan, *, group: dist.ProcessGroup | None = None) -> Tensor:
     """Gather the tokens of all ranks into the whole tensor, on every rank.
 
-    No gradient flows through it: it is for looking at results, not for training.
+    No gradient flows through it: it is for looking at results, not for training. All ranks of the
+    group must call it alike: nothing is compared before, and a rank waits for the others as long as
+    the group's own timeout says.
 
     Args:
         x: ``[batch, heads, tokens, size]``, this rank's tokens.

@@ -6,6 +6,7 @@ Every rank writes what its task returns, or how it failed, to ``FOLDER/RANK.json
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import multiprocessing
@@ -25,34 +26,14 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import attention_cases as cases
-from custom_planners import query_moving, scattered
+from differing_calls import PLANNERS, WAIT, agreed_before, cannot, make, run, simple
 
 from charm_sched.errors import CharmSchedError
 from charm_sched.plans import Schedule
 from charm_sched.runtime import attention, compute, shard, unshard
+from charm_sched.runtime.execution import Execution
 from charm_sched.runtime.gloo import GlooTransport
 from charm_sched.runtime.recording import Recorder
-from charm_sched.workload import Workload
-
-PLANNERS = {"query_moving": query_moving, "scattered": scattered}
-WAIT = 20.0
-
-
-def make(case: dict[str, Any], ranks: int) -> tuple[Workload, Schedule]:
-    """Make the schedule that a case describes."""
-    work = Workload(**case["workload"])
-    planner = PLANNERS.get(case["planner"], case["planner"])
-    return work, cases.make_schedule(planner, work, case["partition"], ranks, case.get("params"))
-
-
-def run(schedule: Schedule, tensors: tuple[torch.Tensor, ...], **options: Any) -> cases.Results:
-    """Run forward and backward on this rank's shard; give whole results."""
-    q, k, v, dout = (shard(x, schedule) for x in tensors)
-    inputs = [x.requires_grad_() for x in (q, k, v)]
-    out = attention(*inputs, plan=schedule, timeout=WAIT, **options)
-    out.backward(dout)
-    found = [out, *(x.grad for x in inputs)]
-    return tuple(unshard(x, schedule) for x in found)  # type: ignore[return-value]
 
 
 def exactness(rank: int, ranks: int, listed: str) -> list[dict[str, float]]:
@@ -106,11 +87,6 @@ def delay_arrivals(seed: int) -> None:
         follow(self, post, late)
 
     GlooTransport._follow = slow  # type: ignore[method-assign]
-
-
-def simple(ranks: int, partition: str = "zigzag", **other: Any) -> tuple[Workload, Schedule]:
-    shape = {"seq_len": 4 * ranks, "heads": 2, "head_dim": 4, "dtype": "fp64"}
-    return make({"workload": shape | other, "planner": "ring", "partition": partition}, ranks)
 
 
 def mismatch(rank: int, ranks: int) -> None:
@@ -169,13 +145,13 @@ def bad_plan(rank: int, ranks: int) -> None:
 
 
 def killed(rank: int, ranks: int) -> None:
-    """Let rank 1 die between two runs."""
-    second_run(rank, ranks, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    """Let rank 1 die in the second run."""
+    second_run(rank, ranks, lambda: break_kernel(die))
 
 
 def silent(rank: int, ranks: int) -> None:
-    """Let rank 1 hang between two runs, longer than the timeout of the others."""
-    second_run(rank, ranks, lambda: time.sleep(6))
+    """Let rank 1 hang in the second run, longer than the timeout of the others."""
+    second_run(rank, ranks, lambda: hold_transfers(6))
 
 
 def broken(rank: int, ranks: int) -> None:
@@ -185,9 +161,35 @@ def broken(rank: int, ranks: int) -> None:
         raise ValueError("the kernel broke")
 
     try:
-        second_run(rank, ranks, lambda: setattr(compute, "attend_forward", fail))
+        second_run(rank, ranks, lambda: break_kernel(fail))
     finally:
         time.sleep(3)  # the others must learn of it though this process lives on
+
+
+def killed_between(rank: int, ranks: int) -> None:
+    second_run(rank, ranks, die)
+
+
+def silent_between(rank: int, ranks: int) -> None:
+    second_run(rank, ranks, lambda: time.sleep(6))
+
+
+def die(*args: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hold_transfers(seconds: float) -> None:
+    post = Execution.post
+
+    def late(*args: Any) -> None:
+        time.sleep(seconds)
+        post(*args)
+
+    Execution.post = late  # type: ignore[method-assign]
+
+
+def break_kernel(instead: Callable[..., None]) -> None:
+    compute.attend_forward = instead
 
 
 def second_run(rank: int, ranks: int, before: Callable[[], None]) -> None:
@@ -200,12 +202,41 @@ def second_run(rank: int, ranks: int, before: Callable[[], None]) -> None:
 
 
 def again(rank: int, ranks: int) -> None:
-    """Use a group after it has failed."""
-    try:
+    """Use a group after it has failed; a rank may have ended its own part before."""
+    with contextlib.suppress(CharmSchedError):
         broken(rank, ranks)
-    except CharmSchedError:
-        work, schedule = simple(ranks)
-        run(schedule, cases.make_tensors(work))
+    work, schedule = simple(ranks)
+    run(schedule, cases.make_tensors(work))
+
+
+def later_timeout(rank: int, ranks: int) -> None:
+    """Let a call have a shorter timeout than the first; rank 1 is late for its transfers."""
+    work, schedule = simple(ranks)
+    q, k, v, _ = (shard(x, schedule) for x in cases.make_tensors(work))
+    attention(q, k, v, plan=schedule, timeout=WAIT)
+    if rank == 1:
+        hold_transfers(2)
+    attention(q, k, v, plan=schedule, timeout=WAIT if rank == 1 else 0.3)
+
+
+def tiny_timeout(rank: int, ranks: int) -> None:
+    work, schedule = simple(ranks)
+    q, k, v, _ = (shard(x, schedule) for x in cases.make_tensors(work))
+    attention(q, k, v, plan=schedule, timeout=WAIT)
+    if rank == 1:
+        time.sleep(2)
+    attention(q, k, v, plan=schedule, timeout=1e-5)
+
+
+def barrier(rank: int, ranks: int) -> None:
+    """Let rank 1 stay away from the barrier of a record."""
+    work, schedule = simple(ranks)
+    q, k, v, _ = (shard(x, schedule) for x in cases.make_tensors(work))
+    recorder = Recorder()
+    attention(q, k, v, plan=schedule, timeout=2.0, recorder=recorder)
+    if rank == 1:
+        recorder.begin = lambda *args: time.sleep(7)  # type: ignore[assignment, return-value]
+    attention(q, k, v, plan=schedule, timeout=2.0, recorder=recorder)
 
 
 def timeline(rank: int, ranks: int) -> dict[str, Any]:
@@ -260,6 +291,9 @@ def groups(rank: int, ranks: int) -> dict[str, float]:
     found = [unshard(x, schedule, group=group) for x in (out, *gradients)]
     dist.barrier()
     return cases.errors(found, cases.dense_attention(work, *tensors))
+
+
+_TASKS_ELSEWHERE = (agreed_before, cannot)
 
 
 def one_rank(task: str, rank: int, ranks: int, folder: Path, options: dict[str, str]) -> None:

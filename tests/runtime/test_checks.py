@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attention_cases as cases
 import pytest
 import torch
@@ -9,7 +11,14 @@ import torch
 from charm_sched.errors import RuntimeFailure
 from charm_sched.plans import Schedule
 from charm_sched.runtime import attention
-from charm_sched.runtime.checks import check_gradient, check_inputs, dense_rows, forward_of
+from charm_sched.runtime.checks import (
+    check_gradient,
+    check_inputs,
+    checked_scale,
+    checked_timeout,
+    dense_rows,
+    forward_of,
+)
 from charm_sched.runtime.gloo import reason
 from charm_sched.workload import Workload
 
@@ -74,6 +83,8 @@ def test_kernels_get_rows_that_lie_together() -> None:
     ("text", "expected"),
     [
         ("Timed out waiting 1000ms for recv operation to complete", "no answer within 7 s"),
+        ("Operation timed out!", "no answer within 7 s"),
+        ("Wait timeout", "no answer within 7 s"),
         ("x.cc:5] Connection closed by peer [127.0.0.1]:5", "closed from the other side"),
         ("Application timeout caused pair closure", "given up after another failure"),
         ("something else\nwith details", "something else"),
@@ -82,3 +93,24 @@ def test_kernels_get_rows_that_lie_together() -> None:
 )
 def test_messages_of_gloo_are_put_in_words(text: str, expected: str) -> None:
     assert expected in reason(RuntimeError(text), 7.0)
+
+
+@pytest.mark.parametrize("timeout", [0, -1.0, float("nan"), float("inf"), None, "1", True])
+def test_a_timeout_is_a_positive_number(schedule: Schedule, timeout: Any) -> None:
+    with pytest.raises(RuntimeFailure, match="timeout: expected a positive, finite number"):
+        attention(**inputs(), plan=schedule, timeout=timeout)
+
+
+def test_timeouts_are_whole_milliseconds() -> None:
+    assert [checked_timeout(x) for x in (1e-9, 0.0014, 2, 1e300)] == [0.001, 0.001, 2.0, 1e8]
+
+
+@pytest.mark.parametrize("scale", [0, -0.5, float("nan"), float("inf"), "1", True, 1j])
+def test_a_softmax_scale_is_a_positive_number(scale: Any) -> None:
+    for wrong in (scale, torch.ones(1), torch.tensor(-1.0), torch.ones((), device="meta")):
+        with pytest.raises(RuntimeFailure, match="softmax_scale: expected a positive, finite"):
+            checked_scale(wrong)
+
+
+def test_a_softmax_scale_may_be_a_tensor_without_dimensions() -> None:
+    assert [checked_scale(x) for x in (2, 0.5, torch.tensor(0.25))] == [2.0, 0.5, 0.25]

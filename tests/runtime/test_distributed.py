@@ -184,6 +184,84 @@ def test_survivors_of_a_failure_end_and_name_it(task: str, why: str, tmp_path: P
 
 
 def test_a_group_that_failed_says_so(tmp_path: Path) -> None:
-    for report in spawn("again", 2, tmp_path):
+    for rank, report in enumerate(spawn("again", 2, tmp_path)):
         assert report is not None
-        assert "failed before and cannot be used again: rank" in report["error"]
+        known = "failed before and cannot be used again: rank" in report["error"]
+        told = "agreeing with rank 1 failed: the connection was closed" in report["error"]
+        assert known or (told and rank == 0)
+        assert report["seconds"] < 8
+
+
+@pytest.mark.parametrize(
+    ("what", "named"),
+    [
+        ("plan", "the plan of rank 0"),
+        ("scale", "the softmax scale of rank 0"),
+        ("backend", "the backend of rank 0"),
+        ("recorder", "the use of a recorder of rank 0"),
+        ("gradient", "the need of a gradient of rank 0"),
+        ("backward", "the call that backward belongs to of rank 0"),
+    ],
+)
+def test_what_was_agreed_on_before_is_compared_again(what: str, named: str, tmp_path: Path) -> None:
+    for report in spawn("agreed_before", 3, tmp_path, what=what):
+        assert report is not None
+        assert named in report.get("error", "nothing was refused")
+        assert report["seconds"] < 10
+
+
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        ("shape", "rank 1: q: expected [batch, heads, tokens, size] = [1, 2, 4, 4], found"),
+        ("no q", "rank 1: q: expected a tensor [batch, heads, tokens, size], found NoneType"),
+        ("backend", "backend: expected reference, cpu_flash, found 'none'"),
+        ("backend type", "backend: expected reference, cpu_flash, found 3"),
+        ("backward plan", "expected a Schedule or a forward plan, found a backward plan"),
+        ("no plan", "expected a Schedule or a forward plan, found NoneType"),
+        ("scale type", "softmax_scale: expected a positive, finite number, found 'half'"),
+        ("scale nan", "softmax_scale: expected a positive, finite number, found nan"),
+        ("scale 0", "softmax_scale: expected a positive, finite number, found 0.0"),
+        ("scale negative", "softmax_scale: expected a positive, finite number, found tensor(-1.)"),
+        ("bug", "KeyError: 'unforeseen'"),
+    ],
+)
+def test_a_rank_that_cannot_take_part_tells_the_others(what: str, why: str, tmp_path: Path) -> None:
+    """At once, on any call, and the group can be used afterwards."""
+    for rank, (said,) in enumerate(results(spawn("cannot", 3, tmp_path, what=what))):
+        assert why in said
+        told = f"RuntimeFailure: rank {rank}: rank 1 cannot take part: "
+        assert said.startswith(told) == (rank != 1)
+
+
+@pytest.mark.parametrize(
+    ("task", "why"),
+    [
+        ("killed_between", "the connection was closed from the other side"),
+        ("silent_between", "no answer within 2 s"),
+    ],
+)
+def test_a_rank_that_does_not_come_is_named(task: str, why: str, tmp_path: Path) -> None:
+    reports = spawn(task, 4, tmp_path)
+    for rank in (0, 2, 3):
+        report = reports[rank]
+        assert report is not None, f"rank {rank} hung or crashed"
+        assert report["error"].startswith(f"rank {rank}: agreeing with rank 1 failed: {why}")
+        assert report["seconds"] < 5
+
+
+@pytest.mark.parametrize(
+    ("task", "ranks", "limit", "why"),
+    [
+        ("later_timeout", 2, 2.0, "no answer within 0.3 s"),
+        ("tiny_timeout", 2, 2.0, "agreeing with rank 1 failed: no answer within 0.001 s"),
+        ("barrier", 2, 4.5, "agreeing with rank 1 failed: no answer within 2 s"),
+    ],
+)
+def test_every_wait_obeys_the_timeout_of_its_call(
+    task: str, ranks: int, limit: float, why: str, tmp_path: Path
+) -> None:
+    report = spawn(task, ranks, tmp_path)[0]
+    assert report is not None
+    assert why in report["error"]
+    assert report["seconds"] < limit

@@ -154,3 +154,13 @@ def one_device(work: Workload, tensors: tuple[torch.Tensor, ...]) -> cases.Resul
     )
     dq, dk, dv = torch.autograd.grad(out, (q, k, v), tensors[3])
     return out.detach(), dq, dk, dv
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu_flash"])
+def test_autocast_does_not_lower_the_precision(backend: str) -> None:
+    work = workload(dtype="fp32")
+    schedule, tensors = cases.make_schedule("ring", work, "zigzag", 2), cases.make_tensors(work)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = cases.run_in_process(schedule, tensors, backend=backend)
+    wrong = cases.errors(found, cases.dense_attention(work, *tensors))
+    assert max(wrong.values()) < 2e-5, wrong

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import attention_cases as cases
+import numpy as np
 import pytest
 import torch
 from custom_planners import scattered
 
 from charm_sched.builder import Builder
 from charm_sched.errors import PlanError, RuntimeFailure
+from charm_sched.hazards import find_hazards
 from charm_sched.items import Item
 from charm_sched.partition import Partition
 from charm_sched.planners import PLANNERS
-from charm_sched.plans import program
+from charm_sched.plans import TRANSFER, Residents, program
 from charm_sched.runtime.layout import layout_of, window_in
 from charm_sched.runtime.numerics import Precision
 from charm_sched.runtime.prepare import head_runs, prepare
@@ -169,3 +173,26 @@ def test_a_plan_whose_ops_wait_for_each_other_is_said_to_be_stuck() -> None:
     stuck = type(good)(forward=b.build(), backward=good.backward)
     with pytest.raises(RuntimeFailure, match="rank 0 has 2 ops left; rank 1 has 1 ops left"):
         cases.run_in_process(stuck, cases.make_tensors(work))
+
+
+def test_what_is_saved_must_be_there_at_the_end() -> None:
+    """A ring's first arrival is overwritten by a later one, its last one is not."""
+    work = Workload(seq_len=16, heads=2, head_dim=4, dtype="fp64", mask="full")
+    plan = cases.make_schedule("ring", work, "contiguous", 4).forward
+    columns, hazards = plan.columns, find_hazards(plan)
+    arrivals = [
+        row for row in range(len(plan)) if columns.op[row] == TRANSFER and columns.peer[row] == 0
+    ]
+    for row, kept in ((arrivals[0], False), (arrivals[-1], True)):
+        at = int(columns.ptr[row])
+        saved = Residents(
+            rank=np.array([0], plan.saved.rank.dtype),
+            item=columns.arg[at : at + 1].astype(plan.saved.item.dtype),
+            slot=columns.slot[at : at + 1].astype(plan.saved.slot.dtype),
+        )
+        keeping = dataclasses.replace(plan, saved=saved)
+        if kept:
+            assert len(prepare(keeping, 0, hazards).residents) == 1
+            continue
+        with pytest.raises(PlanError, match=r"saved: expected kv\[.* of rank 0 at the end, but"):
+            prepare(keeping, 0, hazards)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 import charm_sched
+from charm_sched.render_run import show
+from charm_sched.run import _choose, _parser, long_work
 from charm_sched.runtime.trial import dense_attention, draw_tensors
 from charm_sched.workload import Workload
 
@@ -58,9 +63,16 @@ def test_a_stored_plan_is_run(tmp_path: Path) -> None:
     charm_sched.save_plan(stored, tmp_path / "stored.plan.json")
     done = charm_run(tmp_path, "stored.plan.json", "--repeat", "1")
     assert done.returncode == 0, done.stderr
-    row = done.stdout.splitlines()[-2]
-    assert row.split()[:2] == ["forward", "ring"]
-    assert float(row.split()[-1]) < 1e-5
+    lines = done.stdout.splitlines()
+    assert lines[0] == "dual_numa_pcie, 2 ranks: 64 tokens, batch 1, 2 heads of 8, fp32, causal"
+    context = " ".join(lines[1:3])
+    assert context.startswith("1 run each with cpu_flash kernels; predicted for a100_pcie_80gb, ")
+    assert context.endswith("measured on this machine's processors")
+    assert lines[-2].split()[4:6] == ["error", "spread"]
+    row = lines[-1].split()
+    assert row[:2] == ["forward", "ring"]
+    assert row[-2] == "-"  # one run has no spread
+    assert float(row[-1]) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -68,6 +80,8 @@ def test_a_stored_plan_is_run(tmp_path: Path) -> None:
     [
         (("no_such_machine", *SMALL), "no_such_machine"),
         (("dual_numa_pcie", *SMALL, "--ranks", "3"), "torchrun started 2 processes"),
+        (("x.json", "--seq-len", "9", "--strategy", "ring"), "--strategy, --seq-len: x.json is a"),
+        (("x.npz", "--devices", "a,b"), "--devices: x.npz is a plan"),
     ],
 )
 def test_problems_are_one_message(
@@ -89,6 +103,49 @@ def test_it_says_how_it_is_started() -> None:
     assert done.returncode == 1
     assert "torchrun --nproc-per-node N" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_strategies_are_given_as_to_charm_plan() -> None:
+    parser = _parser()
+    for given, served in (("all", {"ring", "charm"}), ("ring", {"ring"}), ("ring,charm", None)):
+        args = parser.parse_args(["dual_numa_pcie", *SMALL, "--strategy", given])
+        found = _choose(args, 2)
+        assert {r.strategy for r in found.results} == (served or {"ring", "charm"})
+        assert set(found.chosen) == {"forward", "backward"}
+    with pytest.raises(SystemExit):
+        parser.parse_args(["dual_numa_pcie", "--strategy", "auto,ring"])
+
+
+def test_long_work_is_announced() -> None:
+    parse = _parser().parse_args
+    small = _choose(parse(["dual_numa_pcie", *SMALL]), 2)
+    assert long_work(small, 5) is None
+    large = _choose(parse(["dual_numa_pcie", "--seq-len", "64K"]), 2)
+    told = long_work(large, 5)
+    assert told is not None
+    assert "6 runs: this takes long on processors" in told
+
+
+def test_the_table_fits_80_columns_with_a_long_strategy() -> None:
+    args = _parser().parse_args(["dual_numa_pcie", *SMALL])
+    found = _choose(args, 2)
+    name = "some/where/a_long_file_name.py:a_long_function_name"
+    chosen = {d: replace(result, strategy=name) for d, result in found.chosen.items()}
+    row = {
+        "measured_s": 0.123, "measured_spread_s": 0.0012, "prediction_error": -0.998,
+        "max_error": 1.2e-7,
+    }  # fmt: skip
+    file = io.StringIO()
+    show(
+        Console(file=file, width=80), replace(found, chosen=chosen), {"forward": row},
+        kernel="cpu_flash", repeat=5,
+    )  # fmt: skip
+    lines = file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    shown = lines[-1].split()
+    assert shown[0] == "forward"
+    assert shown[1].endswith("function_name")
+    assert shown[4:] == ["123", "ms", "-99.8", "%", "1.2", "ms", "1.2e-07"]
 
 
 @pytest.mark.parametrize("mask", ["full", "causal", "window:9", "docs:300,1,19"])
