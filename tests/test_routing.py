@@ -94,7 +94,9 @@ def test_devices_never_forward() -> None:
 
 def test_unknown_device() -> None:
     topology = box(link("card0", "card1", 10, "wire"), devices="card0..1")
-    with pytest.raises(TopologyError, match=r'2 devices, found "cart0" \(did you mean "card0"\?\)'):
+    with pytest.raises(
+        TopologyError, match=r'2 devices \(card0, card1\), found "cart0" \(did you mean "card0"\?\)'
+    ):
         topology.route("card1", "cart0")
 
 

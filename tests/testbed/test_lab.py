@@ -80,13 +80,15 @@ def test_measured_timelines_hold_every_op(found: Experiment) -> None:
 
 
 TWO_BY_TWO = "dual_node_nvlink"
+# 4 MiB per rank: a pass takes well over a second, so that a fault after 0.6 s falls into it.
+LONG = Workload(seq_len=4 * 1024, heads=8, kv_heads=8, head_dim=128, mask="full")
 
 
 def test_faults_end_with_one_message_per_rank() -> None:
     """A rank is killed, a link is cut: survivors name rank, op and peer within their timeout."""
     topology, scale = load_topology(TWO_BY_TWO), MACHINES[TWO_BY_TWO]
     slow, devices = scaled(topology, scale), topology.select(4)
-    made = plan(slow, WORK, strategy="ring", direction="forward", devices=devices)
+    made = plan(slow, LONG, strategy="ring", direction="forward", devices=devices)
     assert isinstance(made, Plan)
     seconds = [op_seconds(made, slow).seconds.tolist()]
     for text in ("kill:2@0.6", "cut:node0/nic1->fabric@0.6"):
