@@ -160,8 +160,7 @@ def _containers(plan: Plan, inner: int) -> list[int]:
     holds = np.ones(len(items.row_counts), bool)
     for first, last in items.row_set(int(row_set)):
         holds &= ((low <= first) & (last <= high)).any(axis=1)
-    share = np.where(np.isin(items.kind, (KV, DKV)), plan.workload.heads_per_kv, 1)
-    lows, highs = items.head_lo * share, items.head_hi * share
+    lows, highs = plan.item_heads
     fits = holds[items.rows] & (lows <= lows[inner]) & (highs[inner] <= highs)
     candidates = np.flatnonzero(fits)
     order = np.argsort(plan.bytes_as(items.kind)[candidates], kind="stable")

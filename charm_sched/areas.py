@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from charm_sched.arrays import Ints
-from charm_sched.items import KV_AXIS
+from charm_sched.arrays import Ints, spans
 from charm_sched.masks import area
 from charm_sched.plans import ATTEND
 
@@ -61,17 +60,14 @@ def attend_pairs(plan: Plan) -> tuple[Ints, Ints, Ints]:
     pairs = num_queries * num_keys
     if np.all(pairs == 1):
         return rows, start, start + 1
-    which = np.repeat(np.arange(len(rows)), pairs)
-    inner = np.arange(len(which)) - np.repeat(np.cumsum(pairs) - pairs, pairs)
+    inner, which = spans(np.zeros_like(pairs), pairs)
     query, key = np.divmod(inner, num_keys[which])
     return rows[which], start[which] + query, start[which] + num_queries[which] + key
 
 
 def shared_heads(plan: Plan, query_items: Ints, key_items: Ints) -> tuple[Ints, Ints]:
     """Give the query-head range that a query item and a key item have in common (may be empty)."""
-    items = plan.items
-    share = np.where(np.isin(items.kind, KV_AXIS), plan.workload.heads_per_kv, 1)
-    low, high = items.head_lo * share, items.head_hi * share
+    low, high = plan.item_heads
     first = np.maximum(low[query_items], low[key_items])
     last = np.minimum(high[query_items], high[key_items])
     return first, np.maximum(first, last)

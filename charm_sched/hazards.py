@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from charm_sched.accesses import Accesses, find_accesses, place, thing
-from charm_sched.arrays import Bools, Ints
+from charm_sched.arrays import Bools, Ints, spans
 from charm_sched.errors import PlanError
 from charm_sched.items import HOME
 
@@ -111,11 +111,11 @@ def find_hazards(plan: Plan) -> Hazards:
     previous = np.concatenate([[-1], np.maximum.accumulate(np.where(lands, position, -1))])
     base = np.maximum(previous[:-1][: len(accesses)], start[version]) if len(accesses) else position
     _check_residents(plan, accesses, version, start)
-    occupancies = _find_occupancies(plan, accesses, version, start, end, staged)
+    occupancies = _find_occupancies(plan, accesses, start, end, staged)
     parts = [
         _read_edges(accesses, version, start, base, staged),
-        _slot_edges(plan, accesses, version, start, end, base, occupancies),
-        _home_edges(plan, accesses, start),
+        _slot_edges(accesses, version, end, base, occupancies),
+        _home_edges(accesses, start),
     ]
     before, after, at_source = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     real = (before >= 0) & (after < len(plan))
@@ -197,7 +197,7 @@ def _check_residents(plan: Plan, accesses: Accesses, version: Ints, start: Ints)
 
 
 def _find_occupancies(
-    plan: Plan, accesses: Accesses, version: Ints, start: Ints, end: Ints, staged: Bools
+    plan: Plan, accesses: Accesses, start: Ints, end: Ints, staged: Bools
 ) -> Occupancies:
     """List what sits in slots and refuse overlaps."""
     owned = plan.item_owner[accesses.item] == accesses.rank
@@ -240,20 +240,17 @@ def _read_edges(
         accesses.row[copies],
         np.ones(len(copies), bool),
     )
-    position = np.arange(len(accesses))
     first = np.zeros(len(accesses), bool)
     first[start] = True
     waits = np.flatnonzero(accesses.partial & ~staged & ~first)
-    before, after = _spans(base[waits], position[waits])
+    before, after = spans(base[waits], waits - base[waits])
     summed = (accesses.row[before], accesses.row[waits][after], ~accesses.writes[waits][after])
     return tuple(np.concatenate(pair) for pair in zip(plain, summed, strict=True))  # type: ignore[return-value]
 
 
 def _slot_edges(
-    plan: Plan,
     accesses: Accesses,
     version: Ints,
-    start: Ints,
     end: Ints,
     base: Ints,
     taken: Occupancies,
@@ -271,20 +268,12 @@ def _slot_edges(
     first = np.where(copied & read, access + 1, np.where(copied, access, finish))
     first = np.where(staged, base[access], first) if len(old) else first
     last = np.where(staged, access, np.where(copied, np.maximum(access, finish), finish)) + 1
-    before, which = _spans(first, last)
+    before, which = spans(first, np.maximum(last - first, 0))
     after = taken.first[old + 1][which]
     return accesses.row[before], after, np.zeros(len(before), bool)
 
 
-def _home_edges(plan: Plan, accesses: Accesses, start: Ints) -> EdgeColumns:
+def _home_edges(accesses: Accesses, start: Ints) -> EdgeColumns:
     """Waits of a partial result that comes back home for the read that took it away."""
     again = start[accesses.partial[start] & ~accesses.new_key[start]]
     return accesses.row[again - 1], accesses.row[again], np.zeros(len(again), bool)
-
-
-def _spans(first: Ints, last: Ints) -> tuple[Ints, Ints]:
-    """Expand ranges ``first[i] <= position < last[i]`` to positions and their range's number."""
-    lengths = np.maximum(last - first, 0)
-    which = np.repeat(np.arange(len(lengths)), lengths)
-    inner = np.arange(len(which)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    return first[which] + inner, which

@@ -192,6 +192,15 @@ class Plan:
         return owners
 
     @cached_property
+    def item_heads(self) -> tuple[NDArray[np.integer[Any]], NDArray[np.integer[Any]]]:
+        """First and past-the-last head of each item, on the query-head axis."""
+        import numpy as np
+
+        items = self.items
+        share = np.where(np.isin(items.kind, KV_AXIS), self.workload.heads_per_kv, 1)
+        return items.head_lo * share, items.head_hi * share
+
+    @cached_property
     def item_extent(self) -> NDArray[np.int64]:
         """Number of an item's extent: its rows and its range on the query-head axis.
 
@@ -200,10 +209,8 @@ class Plan:
         """
         import numpy as np
 
-        items, span = self.items, self.workload.heads + 1
-        share = np.where(np.isin(items.kind, KV_AXIS), self.workload.heads_per_kv, 1)
-        low, high = items.head_lo * share, items.head_hi * share
-        packed = (items.rows.astype(np.int64) * span + low) * span + high
+        span, (low, high) = self.workload.heads + 1, self.item_heads
+        packed = (self.items.rows.astype(np.int64) * span + low) * span + high
         return np.unique(packed, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
     @cached_property

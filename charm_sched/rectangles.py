@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from charm_sched.areas import shared_heads
-from charm_sched.arrays import Ints
+from charm_sched.arrays import Ints, spans
 
 if TYPE_CHECKING:
     from charm_sched.plans import Plan
@@ -35,16 +35,12 @@ def classes_of(plan: Plan, row_sets: Ints) -> RowClasses:
     """Find the row classes that some row sets of a plan, and its sequence, induce."""
     items, used = plan.items, np.unique(row_sets)
     counts = np.diff(items.row_ptr)[used]
-    which = np.repeat(used, counts)
-    inner = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
-    at = items.row_ptr[which] + inner
+    at, which = spans(items.row_ptr[used], counts)
     low, high = items.row_lo[at], items.row_hi[at]
     cuts = np.unique(np.concatenate([[0, plan.workload.seq_len], low, high]))
     first, last = np.searchsorted(cuts, low), np.searchsorted(cuts, high)
-    spans = last - first
-    atom = np.repeat(first, spans)
-    atom = atom + np.arange(len(atom)) - np.repeat(np.cumsum(spans) - spans, spans)
-    member = np.repeat(which, spans)
+    atom, interval = spans(first, last - first)
+    member = used[which[interval]]
     order = np.lexsort((member, atom))
     number, count = _signatures(atom[order], member[order], len(cuts) - 1)
     pairs = np.unique(np.stack([member, number[atom]]), axis=1)
@@ -100,10 +96,8 @@ def _crossing_pairs(plan: Plan, items: Ints) -> list[tuple[int, int]]:
     classes = classes_of(plan, plan.items.rows[items])
     ptr, flat = classes.of
     sets = plan.items.rows[items]
-    counts = np.diff(ptr)[sets]
-    owner = np.repeat(np.arange(len(items)), counts)
-    inner = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
-    member = flat[ptr[sets[owner]] + inner]
+    at, owner = spans(ptr[sets], np.diff(ptr)[sets])
+    member = flat[at]
     found = []
     ends = np.cumsum(np.bincount(member, minlength=len(classes.rows)))
     for group in np.split(owner[np.argsort(member, kind="stable")], ends[:-1]):

@@ -23,7 +23,7 @@ import numpy as np
 
 from charm_sched.accesses import Accesses, place, thing
 from charm_sched.areas import attend_pairs, row_set_areas, shared_heads
-from charm_sched.arrays import Bools, Ints
+from charm_sched.arrays import Bools, Ints, spans
 from charm_sched.errors import PlanError
 from charm_sched.hazards import Hazards, find_hazards
 from charm_sched.items import KINDS, ItemTable
@@ -129,8 +129,7 @@ def _class_pairs(
     k_ptr, k_class = k_of
     q_count, k_count = np.diff(q_ptr)[q_sets], np.diff(k_ptr)[k_sets]
     total = q_count * k_count
-    pair = np.repeat(np.arange(len(total)), total)
-    inner = np.arange(len(pair)) - np.repeat(np.cumsum(total) - total, total)
+    inner, pair = spans(np.zeros_like(total), total)
     q, k = np.divmod(inner, k_count[pair])
     return pair, q_class[q_ptr[q_sets[pair]] + q], k_class[k_ptr[k_sets[pair]] + k]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,8 +15,6 @@ from charm_sched.runtime.memory import Memory, Slots
 from charm_sched.runtime.numerics import row_delta
 from charm_sched.runtime.program import Program
 from charm_sched.runtime.transport import Transport
-
-Drive = Callable[[Execution], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from charm_sched.cost import Costs
     from charm_sched.plans import Plan
     from charm_sched.simulator.resources import Resources
     from charm_sched.topology import Topology
@@ -59,7 +58,7 @@ def simulate(plan: Plan, topology: Topology | None = None, *, rule: str = "group
     _check_devices(plan, machine)
     costs = op_seconds(plan, machine)
     resources = find_resources(plan, machine, costs)
-    engine = _Engine(plan, find_waits(plan, rule), costs, resources)
+    engine = _Engine(plan, find_waits(plan, rule), resources)
     start, end = engine.run()
     return Timeline(
         plan=plan,
@@ -89,7 +88,7 @@ def _check_devices(plan: Plan, topology: Topology) -> None:
 class _Engine:
     """The state of one simulation."""
 
-    def __init__(self, plan: Plan, waits: Waits, costs: Costs, resources: Resources) -> None:
+    def __init__(self, plan: Plan, waits: Waits, resources: Resources) -> None:
         self._plan = plan
         self._num_ops = len(plan)
         self._ptr, self._after = waits.ptr, waits.after
