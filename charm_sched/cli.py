@@ -1,4 +1,4 @@
-"""The commands charm-plan, charm-sim and charm-topo.
+"""The commands charm-plan and charm-sim.
 
 Each handler reads its arguments, calls the library once and renders what came back. Results go to
 stdout, everything else to stderr. Exit 0: done; 1: a problem in what the user gave; 2: usage.
@@ -7,17 +7,15 @@ Whatever costs time to import is imported in the handlers, so that ``--help`` is
 
 from __future__ import annotations
 
-import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from charm_sched import __version__
-from charm_sched.errors import CharmSchedError, PlanFileError, TopologyError
+from charm_sched.commands import add_version, load_machine, make_parser, run_command
+from charm_sched.errors import PlanFileError
 from charm_sched.options import (
     STRATEGY_HELP,
-    Help,
     add_workload_flags,
     argument,
     names_workload,
@@ -25,7 +23,7 @@ from charm_sched.options import (
     strategy_names,
     workload_of,
 )
-from charm_sched.terminal import guarded, progress_line, room_for
+from charm_sched.terminal import progress_line, room_for
 
 if TYPE_CHECKING:
     from charm_sched.output import Saved
@@ -36,43 +34,16 @@ if TYPE_CHECKING:
     from charm_sched.workload import Workload
 
 DIRECTIONS = ("forward", "backward")
-Handler = Callable[[ArgumentParser, Namespace], None]
 
 
 def plan_main(argv: Sequence[str] | None = None) -> int:
     """Run charm-plan."""
-    return _run(_plan_parser(), _plan, argv)
+    return run_command(_plan_parser(), _plan, argv)
 
 
 def sim_main(argv: Sequence[str] | None = None) -> int:
     """Run charm-sim."""
-    return _run(_sim_parser(), _simulate, argv)
-
-
-def topo_main(argv: Sequence[str] | None = None) -> int:
-    """Run charm-topo."""
-    parser = _topo_parser()
-    return _run(parser, lambda parser, args: args.handler(parser, args), argv)
-
-
-def _run(parser: ArgumentParser, handler: Handler, argv: Sequence[str] | None) -> int:
-    args = parser.parse_args(argv)
-    return guarded(lambda: handler(parser, args))
-
-
-def _parser(name: str, usage: str, description: str, epilog: str = "") -> ArgumentParser:
-    return ArgumentParser(
-        prog=name,
-        usage=usage,
-        description=description,
-        epilog=epilog,
-        formatter_class=Help,
-        allow_abbrev=False,
-    )
-
-
-def _add_version(parser: ArgumentParser) -> None:
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    return run_command(_sim_parser(), _simulate, argv)
 
 
 def _add_outputs(parser: ArgumentParser) -> None:
@@ -89,7 +60,7 @@ def _add_outputs(parser: ArgumentParser) -> None:
 
 
 def _plan_parser() -> ArgumentParser:
-    parser = _parser(
+    parser = make_parser(
         "charm-plan",
         "charm-plan TOPOLOGY... [workload flags] [options]",
         "Compile the best attention schedule for a machine, save it, and compare it with\n"
@@ -137,13 +108,13 @@ def _plan_parser() -> ArgumentParser:
         help="where to save the plan (default: NAME.plan.json or .npz; with --json nowhere)",
     )
     _add_outputs(parser)
-    _add_version(parser)
+    add_version(parser)
     add_workload_flags(parser)
     return parser
 
 
 def _sim_parser() -> ArgumentParser:
-    parser = _parser(
+    parser = make_parser(
         "charm-sim",
         "charm-sim PLAN [options]",
         "Verify a saved plan, simulate it and compare it with Ring-Attention.",
@@ -156,35 +127,7 @@ def _sim_parser() -> ArgumentParser:
         help="another machine with the same device names (default: the one in the plan)",
     )
     _add_outputs(parser)
-    _add_version(parser)
-    return parser
-
-
-def _topo_parser() -> ArgumentParser:
-    parser = _parser(
-        "charm-topo",
-        "charm-topo {list,show,validate,schema} ...",
-        "Look at machines: the shipped ones and your own files.",
-    )
-    _add_version(parser)
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-
-    def command(name: str, arguments: str, what: str, handler: Handler) -> ArgumentParser:
-        usage = " ".join(filter(None, ["charm-topo", name, arguments]))
-        added = commands.add_parser(
-            name, usage=usage, help=what, description=f"{what}.", formatter_class=Help
-        )
-        added.set_defaults(handler=handler)
-        return added
-
-    listing = command("list", "[--json]", "List the shipped machines", _topo_list)
-    show = command("show", "TOPOLOGY [--json]", "Show domains, links and assumptions", _topo_show)
-    show.add_argument("topology", metavar="TOPOLOGY", help="a file, or the name of a shipped one")
-    for parser_with_json in (listing, show):
-        parser_with_json.add_argument("--json", action="store_true", help="print JSON")
-    check = command("validate", "FILE...", "Check topology files", _topo_validate)
-    check.add_argument("files", metavar="FILE", nargs="+", help="a topology file")
-    command("schema", "", "Print the JSON Schema of topology files, for editors", _topo_schema)
+    add_version(parser)
     return parser
 
 
@@ -194,7 +137,7 @@ def _plan(parser: ArgumentParser, args: Namespace) -> None:
     if len(args.topologies) > 1 and (args.output or args.trace):
         parser.error("-o and --trace take one topology; plan several machines one by one")
     workload = workload_of(parser, args)
-    machines = [_machine(name) for name in args.topologies]
+    machines = [load_machine(name) for name in args.topologies]
     _check_outputs(args, machines)
     comparisons, documents = [], []
     for machine in machines:
@@ -214,20 +157,6 @@ def _plan(parser: ArgumentParser, args: Namespace) -> None:
 
         with terminal.results() as console:
             render.machines(console, comparisons)
-
-
-def _machine(source: str) -> Topology:
-    from charm_sched.output import is_plan_file
-    from charm_sched.topology import load_topology
-
-    try:
-        return load_topology(source)
-    except TopologyError as error:
-        if not is_plan_file(source):
-            raise
-        raise TopologyError(
-            f"{source}: expected a topology, found a plan; charm-sim {source} simulates it"
-        ) from error
 
 
 def _check_outputs(args: Namespace, machines: Sequence[Topology]) -> None:
@@ -314,7 +243,7 @@ def _simulate(parser: ArgumentParser, args: Namespace) -> None:
 
     stored = _stored(args.plan)
     plans = stored.plans if isinstance(stored, Schedule) else (stored,)
-    machine = _machine(args.topology) if args.topology else None
+    machine = load_machine(args.topology) if args.topology else None
     if args.trace:
         directions = [plan.direction for plan in plans]
         output.check_traces(args.trace, directions, [Path(args.plan)])
@@ -340,56 +269,3 @@ def _stored(source: str) -> Plan | Schedule:
         raise PlanFileError(
             f"{source}: expected a plan, found a topology; charm-plan {source} makes a plan for it"
         ) from error
-
-
-def _topo_list(parser: ArgumentParser, args: Namespace) -> None:
-    from charm_sched.topology import load_topology, shipped_names
-
-    machines = [load_topology(name) for name in shipped_names()]
-    if args.json:
-        from charm_sched import report
-
-        report.write_json([report.topology_summary(machine) for machine in machines])
-        return
-    from charm_sched import render_topology, terminal
-
-    with terminal.results() as console:
-        console.print(render_topology.listing(machines))
-
-
-def _topo_show(parser: ArgumentParser, args: Namespace) -> None:
-    machine = _machine(args.topology)
-    if args.json:
-        from charm_sched import report
-
-        report.write_json(report.topology_report(machine))
-        return
-    from charm_sched import render, render_topology, terminal
-
-    with terminal.results() as console:
-        for part in render_topology.show_topology(machine):
-            console.print(part)
-        render.assumptions(console, machine.assumptions)
-
-
-def _topo_validate(parser: ArgumentParser, args: Namespace) -> None:
-    from charm_sched.topology import load_topology
-
-    wrong = []
-    for name in args.files:
-        try:
-            machine = load_topology(name)
-        except CharmSchedError as error:
-            wrong.append(str(error))
-            continue
-        tiers = ", ".join(machine.tiers) or "none"
-        sys.stdout.write(f"{name}: valid, {len(machine.devices)} devices, tiers: {tiers}\n")
-    if wrong:
-        raise TopologyError("\nerror: ".join(wrong))
-
-
-def _topo_schema(parser: ArgumentParser, args: Namespace) -> None:
-    from charm_sched import report
-    from charm_sched.topology import json_schema
-
-    report.write_json(json_schema())

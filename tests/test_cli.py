@@ -24,9 +24,10 @@ from charm_sched import (
     save_plan,
     simulate,
 )
-from charm_sched.cli import plan_main, sim_main, topo_main
+from charm_sched.cli import plan_main, sim_main
 from charm_sched.planners.ring import ring
 from charm_sched.plans import Plan, Schedule
+from charm_sched.topo import main as topo_main
 
 ROOT = Path(__file__).parent.parent
 SMALL = ("--seq-len", "4K", "--ranks", "4")
@@ -573,7 +574,8 @@ def test_topo_schema_accepts_the_shipped_files(call: Call) -> None:
 
 def command(*argv: str) -> list[str]:
     name, *rest = argv
-    code = f"import sys; from charm_sched.cli import {name}; sys.exit({name}({rest!r}))"
+    module, main = name.split(".")
+    code = f"import sys; from charm_sched.{module} import {main}; sys.exit({main}({rest!r}))"
     return [sys.executable, "-c", code]
 
 
@@ -605,7 +607,7 @@ def on_a_terminal(argv: list[str], cwd: Path, **changes: str) -> str:
 
 
 def test_terminal_gets_colour_and_progress_unless_no_color(tmp_path: Path) -> None:
-    argv = command("plan_main", "dual_node_nvlink", *SMALL)
+    argv = command("cli.plan_main", "dual_node_nvlink", *SMALL)
     coloured = on_a_terminal(argv, tmp_path)
     assert "\x1b[32m" in coloured
     assert "planning" in coloured
@@ -614,13 +616,13 @@ def test_terminal_gets_colour_and_progress_unless_no_color(tmp_path: Path) -> No
 
 
 def test_json_on_a_terminal_is_json(tmp_path: Path) -> None:
-    output = on_a_terminal(command("plan_main", "dual_node_nvlink", *SMALL, "--json"), tmp_path)
+    output = on_a_terminal(command("cli.plan_main", "dual_node_nvlink", *SMALL, "--json"), tmp_path)
     assert json.loads(output)["version"] == 1
 
 
 def test_a_closed_pipe_is_no_traceback(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        command("topo_main", "schema"),
+        command("topo.main", "schema"),
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(),
     )  # fmt: skip
     assert process.stdout is not None
@@ -632,7 +634,7 @@ def test_a_closed_pipe_is_no_traceback(tmp_path: Path) -> None:
 
 def test_output_without_unicode(tmp_path: Path) -> None:
     done = subprocess.run(
-        command("plan_main", "dual_node_nvlink", *SMALL),
+        command("cli.plan_main", "dual_node_nvlink", *SMALL),
         cwd=tmp_path, capture_output=True, timeout=60, env=environment(PYTHONIOENCODING="ascii"),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr.decode()

@@ -16,7 +16,7 @@ from unittest import mock
 
 import pytest
 
-from charm_sched import cli, lab, run
+from charm_sched import cli, lab, run, topo
 from charm_sched.masks import MASK_FORMS
 from charm_sched.workload import MODELS
 
@@ -25,7 +25,7 @@ HEAVY = ("numpy", "networkx", "scipy", "torch", "simpy", "yaml", "rich", "charm_
 MAINS: dict[str, Callable[[Sequence[str]], int]] = {
     "charm-plan": cli.plan_main,
     "charm-sim": cli.sim_main,
-    "charm-topo": cli.topo_main,
+    "charm-topo": topo.main,
     "charm-run": run.main,
     "charm-lab": lab.main,
 }
@@ -74,11 +74,11 @@ def test_help_names_every_choice() -> None:
     assert MASK_FORMS in text
 
 
-@pytest.mark.parametrize("main", ["cli.plan_main", "cli.sim_main", "cli.topo_main", "run.main"])
+@pytest.mark.parametrize("main", ["cli.plan_main", "cli.sim_main", "topo.main", "run.main"])
 def test_help_imports_nothing_heavy(main: str) -> None:
     code = f"""
 import sys
-from charm_sched import cli, lab, run
+from charm_sched import cli, lab, run, topo
 try:
     {main}(["--help"])
 except SystemExit as stop:
