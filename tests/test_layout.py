@@ -30,8 +30,8 @@ LAYERS = (
     ("simulator", "simulator.*", "runtime", "runtime.*", "testbed", "testbed.*"),
     ("results", "search*"),
     (
-        "assess", "cli", "commands", "experiment", "faults", "lab", "options", "output", "render*", "report",
-        "run", "sweep", "terminal", "topo",
+        "assess", "cli", "commands", "experiment", "faults", "lab", "options", "output",
+        "render*", "report", "run", "sweep", "terminal", "topo",
     ),
 )  # fmt: skip
 IMPORTERS = {  # who may import a library at all
