@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from charm_sched.deviation import by_level, by_link
 from charm_sched.units import format_bandwidth, format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -16,7 +17,12 @@ PROBE_HEAD = ("probe", "latency", "measured", "file", "ratio")
 TRIAL_HEAD = (
     "strategy", "pass", "predicted", "measured", "spread", "error", "vs ring", "max error",
 )  # fmt: skip
-STREAM_HEAD = ("strategy", "pass", "stream", "ends predicted", "measured", "worst level")
+STREAM_HEAD = ("strategy", "pass", "stream", "ends predicted", "measured", "error", "worst level")
+LINK_HEAD = ("strategy", "pass", "busiest link", "in use predicted", "measured", "error")
+MARKDOWN_HEAD = (
+    "strategy", "pass", "predicted", "measured", "spread", "error", "vs ring", "worst level",
+    "worst link",
+)  # fmt: skip
 
 
 def lab_document(found: Experiment) -> dict[str, Any]:
@@ -30,6 +36,20 @@ def lab_document(found: Experiment) -> dict[str, Any]:
         result["prediction_error"] = trial.error
         result["measured_speedup_vs_ring"] = trial.speedup_vs_ring
         result["max_error"] = trial.max_error
+        result["levels_measured"] = [
+            {
+                "stream": level.stream, "level": level.level, "predicted_s": level.predicted,
+                "measured_s": level.measured, "error": level.error,
+            }
+            for level in by_level(trial.result.timeline, trial.typical)
+        ]
+        result["links_measured"] = [
+            {
+                "kind": link.kind, "link": link.name, "predicted_s": link.predicted,
+                "measured_s": link.measured, "error": link.error,
+            }
+            for link in by_link(trial.result.timeline, trial.typical)
+        ]
     document["lab"] = {
         "scale": found.scale,
         "paced": found.paced,
@@ -48,8 +68,7 @@ def lab_document(found: Experiment) -> dict[str, Any]:
 
 def show(console: Console, found: Experiment) -> None:
     """Print an experiment."""
-    from rich import box
-    from rich.table import Table
+    from charm_sched.render_tables import fitting
 
     for line in _head(found):
         console.print(line)
@@ -57,22 +76,22 @@ def show(console: Console, found: Experiment) -> None:
         (PROBE_HEAD, _probe_rows(found), 1),
         (TRIAL_HEAD, [_trial_row(trial) for trial in found.trials], 2),
         (STREAM_HEAD, [row for trial in found.trials for row in _stream_rows(trial)], 3),
+        (LINK_HEAD, [row for trial in found.trials for row in _link_rows(trial)], 3),
     ):
-        table = Table(box=box.SIMPLE_HEAD)
-        for number, name in enumerate(head):
-            table.add_column(name, justify="left" if number < left else "right", no_wrap=True)
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
+        console.print()
+        console.print(fitting(head, rows, console.width, left=range(left)))
 
 
 def markdown(found: Sequence[Experiment]) -> str:
-    """Give experiments as Markdown tables."""
-    parts = []
+    """Give experiments as Markdown tables; what the probe found once per network."""
+    parts, before = [], None
     for each in found:
         parts.append("\n".join(_head(each)))
-        parts.append(_table(PROBE_HEAD, _probe_rows(each)))
-        parts.append(_table(TRIAL_HEAD, [_trial_row(trial) for trial in each.trials]))
+        if each.calibration is not before:
+            parts.append(_table(PROBE_HEAD, _probe_rows(each)))
+        before = each.calibration
+        rows = [(*_trial_row(trial)[:-1], *_worst(trial)) for trial in each.trials]
+        parts.append(_table(MARKDOWN_HEAD, rows))
     errors = [abs(trial.error) for each in found for trial in each.trials]
     if errors:
         parts.append(
@@ -120,30 +139,50 @@ def _trial_row(trial: Trial) -> tuple[str, ...]:
     )
 
 
+def _worst(trial: Trial) -> tuple[str, str]:
+    """Name the level and the link that are furthest off."""
+    line, typical = trial.result.timeline, trial.typical
+    level = max(by_level(line, typical), key=lambda each: abs(each.error), default=None)
+    link = max(by_link(line, typical), key=lambda each: abs(each.error), default=None)
+    return (
+        "-" if level is None else f"{level.stream} {level.level}: {level.error:+.1%}",
+        "-" if link is None else f"{link.kind}: {link.error:+.1%}",
+    )
+
+
 def _stream_rows(trial: Trial) -> list[tuple[str, ...]]:
     """Compare, stream by stream, when levels end."""
-    measured = {(level.stream, level.level): level for level in trial.typical.levels}
+    levels = by_level(trial.result.timeline, trial.typical)
     rows: list[tuple[str, ...]] = []
-    predicted = trial.result.timeline.levels
-    for stream in dict.fromkeys(level.stream for level in predicted):
-        levels = [level for level in predicted if level.stream == stream]
-        late = max(
-            levels, key=lambda level: abs(level.end - measured[level.stream, level.level].end)
-        )
-        off = late.end - measured[late.stream, late.level].end
-        last = levels[-1]
+    for stream in dict.fromkeys(level.stream for level in levels):
+        own = [level for level in levels if level.stream == stream]
+        worst = max(own, key=lambda level: abs(level.error))
         rows.append(
             (
                 trial.result.strategy,
                 trial.result.direction,
                 stream,
-                format_seconds(last.end, digits=3),
-                format_seconds(measured[last.stream, last.level].end, digits=3),
-                f"{format_seconds(abs(off), digits=2)} {'late' if off > 0 else 'early'} "
-                f"at {late.level}",
+                format_seconds(own[-1].predicted, digits=3),
+                format_seconds(own[-1].measured, digits=3),
+                f"{own[-1].error:+.1%}",
+                f"{worst.level}: {worst.error:+.1%}",
             )
         )
     return rows
+
+
+def _link_rows(trial: Trial) -> list[tuple[str, ...]]:
+    return [
+        (
+            trial.result.strategy,
+            trial.result.direction,
+            f"{link.kind} ({link.name})",
+            format_seconds(link.predicted, digits=3),
+            format_seconds(link.measured, digits=3),
+            f"{link.error:+.1%}",
+        )
+        for link in by_link(trial.result.timeline, trial.typical)
+    ]
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

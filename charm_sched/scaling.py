@@ -13,6 +13,8 @@ from dataclasses import replace
 from charm_sched.profiles import ComputeProfile
 from charm_sched.topology import Topology
 
+_AT_ONCE = 1e9
+
 
 def scaled(topology: Topology, factor: float) -> Topology:
     """Give a machine that does everything ``factor`` times as fast.
@@ -55,6 +57,22 @@ def _scaled_profile(profile: ComputeProfile, factor: float) -> ComputeProfile:
         ),
         overhead=profile.overhead / factor,
         memory_bandwidth=profile.memory_bandwidth * factor,
+    )
+
+
+def weightless(topology: Topology) -> Topology:
+    """Give a machine where just the bytes of transfers take time: no kernels, no latencies.
+
+    Kernels become a thousand million times as fast, since a rate has to be finite.
+    """
+    fast = scaled(topology, _AT_ONCE)
+    return replace(
+        topology,
+        devices=tuple(
+            replace(device, compute=replace(quick.compute, overhead=0.0))
+            for device, quick in zip(topology.devices, fast.devices, strict=True)
+        ),
+        links=tuple(replace(link, latency=0.0) for link in topology.links),
     )
 
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from charm_sched.plans import Schedule
-from charm_sched.scaling import corrected, scaled
+from charm_sched.plans import Plan, Schedule
+from charm_sched.scaling import corrected, scaled, weightless
 from charm_sched.search import plan
 from charm_sched.simulator import simulate
 from charm_sched.topology import load_topology, shipped_names
@@ -37,3 +37,15 @@ def test_measured_links_replace_those_of_the_file() -> None:
     for capacity, after_capacity in zip(topology.capacities, found.capacities, strict=True):
         factor = 0.5 if capacity.kind == "upi" else 1.0
         assert after_capacity.bandwidth == capacity.bandwidth * factor
+
+
+def test_a_weightless_machine_takes_time_for_bytes_alone() -> None:
+    topology = load_topology("dual_numa_pcie")
+    fast = weightless(topology)
+    ring = plan(fast, WORK, strategy="ring", direction="forward", partition="contiguous")
+    assert isinstance(ring, Plan)
+    line = simulate(ring, fast)
+    piece = WORK.seq_len // 8 * WORK.num_kv_heads * WORK.row_bytes("kv")
+    assert line.makespan == pytest.approx(7 * piece / 18e9, rel=1e-5)  # a flow across sockets
+    assert line.compute_s < 1e-9
+    assert fast.tiers == topology.tiers

@@ -9,22 +9,29 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from charm_sched.testbed.blueprint import Blueprint, blueprint
 from charm_sched.testbed.network import Testbed
 from charm_sched.testbed.paths import find_routes
-from charm_sched.testbed.traffic import measure
+from charm_sched.testbed.traffic import Traffic
 from charm_sched.topology import Topology
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-SAFE_SHARE = 0.15  # of the machine is given to carrying; the rest is for ranks, timers and others
-_SHORT, _LONG = 1, 5  # links of the two networks
-_WIDE = "20 GB/s"  # more than a network of namespaces carries
+SAFE_SHARE = (
+    0.15  # of the machine is given to carrying; slow flows cost up to twice, and ranks work too
+)
+_SHORT, _LONG = 2, 6  # links from end to end in the two networks
+_TRIES = 3
+_SETTLE = 0.1  # seconds
+_CHAINS, _RATE = 4, "25 MB/s"  # a load of 200 MB/s
 _DIGITS = 2  # of a scale, so that it can be written down
 
 
@@ -46,28 +53,51 @@ class Carrying:
 
 
 def measure_carrying(*, seconds: float = 0.4) -> Carrying:
-    """Measure with as many flows as processors, twice `seconds` and some tenths to settle.
+    """Measure what carrying costs the processors: `_TRIES` times on each of two networks.
 
-    What else runs on the machine counts as its load: the result is what is left.
+    Counted is the time that the processors are busy, whoever keeps them so: on a machine that does
+    other things as well the cost comes out higher, and the scale lower.
+
+    Args:
+        seconds: of each try, and some tenths to settle.
 
     Raises:
         TestbedError: a testbed is not possible here.
     """
-    short, long = (1 / _saturated(links, seconds) for links in (_SHORT, _LONG))
+    tries = [[_cost(links, seconds) for links in (_SHORT, _LONG)] for _ in range(_TRIES)]
+    short, long = (statistics.median(found) for found in zip(*tries, strict=True))
     hop = (long - short) / (_LONG - _SHORT)
     if hop <= 0 or short < hop * _SHORT:  # noise: all of the cost is given to hops
         hop = long / _LONG
     return Carrying(endpoint=max(short - hop * _SHORT, 0.0), hop=hop)
 
 
-def _saturated(links: int, seconds: float) -> float:
-    """Return the bytes per second of all flows through a chain of links."""
-    chain = ("a", *(f"s{i}" for i in range(1, links)), "b")
+def _cost(links: int, seconds: float) -> float:
+    """Return the seconds of the whole machine per byte that goes through chains of links."""
+    topology, flows = _chains(links)
+    with Testbed(topology, scale=1.0) as bed, Traffic(bed, flows) as traffic:
+        time.sleep(_SETTLE)
+        before, busy = traffic.received(), _busy()
+        time.sleep(seconds)
+        after, busy_after = traffic.received(), _busy()
+    moved = sum(after.counts) - sum(before.counts)
+    return (busy_after - busy) / (os.cpu_count() or 1) / max(moved, 1)
+
+
+def _chains(links: int) -> tuple[Topology, list[tuple[str, str]]]:
+    """Return chains of links that cross at a hub in their middle, and a flow each way on each."""
+    half = range(1, links // 2)
+    chains = [
+        (f"a{n}", *(f"a{n}-{i}" for i in half), "hub", *(f"b{n}-{i}" for i in half), f"b{n}")
+        for n in range(_CHAINS)
+    ]
+    ends = [(chain[0], chain[-1]) for chain in chains]
+    switches = dict.fromkeys(name for chain in chains for name in chain[1:-1])
     topology = Topology.from_document(
         {
             "schema": "charm-sched/topology",
             "version": 1,
-            "name": "chain",
+            "name": "chains",
             "profiles": {
                 "none": {
                     "peak": {"bf16": "1 TFLOP/s"},
@@ -76,17 +106,24 @@ def _saturated(links: int, seconds: float) -> float:
                     "memory_bandwidth": "1 TB/s",
                 }
             },
-            "devices": [{"name": name, "profile": "none"} for name in ("a", "b")],
-            "switches": [{"name": name, "kind": "switch"} for name in chain[1:-1]],
+            "devices": [{"name": name, "profile": "none"} for pair in ends for name in pair],
+            "switches": [{"name": name, "kind": "switch"} for name in switches],
             "links": [
-                {"from": a, "to": b, "kind": "wire", "bandwidth": _WIDE, "latency": "0 s"}
+                {"from": a, "to": b, "kind": "wire", "bandwidth": _RATE, "latency": "0 s"}
+                for chain in chains
                 for a, b in itertools.pairwise(chain)
             ],
         }
     )
-    flows = [("a", "b"), ("b", "a")] * max(1, (os.cpu_count() or 1) // 2)
-    with Testbed(topology, scale=1.0) as bed:
-        return sum(measure(bed, flows, settle=0.1, seconds=seconds).values())
+    return topology, [pair for src, dst in ends for pair in ((src, dst), (dst, src))]
+
+
+def _busy() -> float:
+    """Return the seconds that all processors together have been busy (proc(5), /proc/stat)."""
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(
+        int, Path("/proc/stat").read_text().split(maxsplit=9)[1:9]
+    )
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
 
 def choose_scale(

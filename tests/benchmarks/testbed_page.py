@@ -1,0 +1,126 @@
+"""The page docs/benchmarks/testbed.md: what is written of what was measured."""
+
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from datetime import date
+from typing import NamedTuple
+
+from charm_sched.experiment import Experiment
+from charm_sched.render_lab import markdown
+
+PAGE = """\
+# Predictions against real transfers
+
+{where} Written by
+`python -m tests.benchmarks.testbed`: gloo over shaped networks on one machine, kernels paced;
+medians of {repeat}. The model is calibrated with the probe's transfers alone, never with a run of
+attention. How it works: [testbed](../testbed.md).
+
+## Predicted and measured
+
+Rates are those of the file times what this machine carries (`choose_scale`, at most 1). An error is
+predicted over measured, minus one. "Worst level" is the level whose end is furthest off, "worst
+link" the kind of link whose busiest one is in use for a time that is furthest off, both relative to
+the measured time.
+
+{summary}
+
+{predictions}
+## Ring by hand
+
+The same transfers as ring, written as a plain loop over `isend`, `irecv` and `wait`
+(`tests/testbed/plain_ring.py`), on the same networks.
+
+{by_hand}
+
+## Shipped machines
+
+All rates of a shipped machine times one factor; communication alone (kernels and the latencies of
+the file count as nothing). The cap is how much faster than ring a plan that moves keys and values
+can be by the file: the simulated ring, which is its closed form, over the class bound.
+
+{shares}
+"""
+
+
+class ByHand(NamedTuple):
+    """The ring by hand beside ours: medians, seconds."""
+
+    machine: str
+    direction: str
+    by_hand: float
+    ours: float
+
+
+class Share(NamedTuple):
+    """Measured speedup of charm over ring, and what is possible."""
+
+    machine: str
+    ranks: int
+    scale: float
+    direction: str
+    ring: float
+    charm: float
+    error: float
+    cap: float
+
+    @property
+    def speedup(self) -> float:
+        """Ring over charm, both measured."""
+        return self.ring / self.charm
+
+
+def summary(found: Sequence[Experiment]) -> str:
+    """Say how far predictions are off, with and without what computation limits."""
+    trials = [trial for each in found for trial in each.trials]
+    bound = [t for t in trials if t.result.timeline.compute_s <= t.result.timeline.makespan / 2]
+    errors = [abs(trial.error) for trial in bound]
+    return (
+        f"Of {len(trials)} runs {len(bound)} are limited by communication (computation takes at "
+        f"most half of the predicted time). Over these\nthe mean absolute error of the predicted "
+        f"time is **{statistics.mean(errors):.1%}**, the worst **{max(errors):.1%}**."
+    )
+
+
+def hand_table(rows: Sequence[ByHand]) -> str:
+    """Compare our executor's ring with the one by hand."""
+    lines = ["| machine | pass | by hand | ours | ours / by hand |", "| --- " * 5 + "|"]
+    lines += [
+        f"| {row.machine} | {row.direction} | {row.by_hand:.3f} s | {row.ours:.3f} s | "
+        f"{row.ours / row.by_hand:.3f} |"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def share_table(rows: Sequence[Share]) -> str:
+    """Compare measured speedups with the caps."""
+    head = (
+        "machine", "ranks", "rates times", "pass", "ring", "charm", "error", "measured speedup",
+        "cap", "share of the cap",
+    )  # fmt: skip
+    lines = ["| " + " | ".join(head) + " |", "| --- " * len(head) + "|"]
+    lines += [
+        f"| {row.machine} | {row.ranks} | {row.scale:.2g} | {row.direction} | {row.ring:.3f} s | "
+        f"{row.charm:.3f} s | {row.error:+.1%} | {row.speedup:.2f}x | {row.cap:.2f}x | "
+        f"{row.speedup / row.cap:.0%} |"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def page(
+    found: Sequence[Experiment], by_hand: Sequence[ByHand], shares: Sequence[Share], *, repeat: int
+) -> str:
+    """Write it all down."""
+    cpu = platform.processor() or platform.machine()
+    return PAGE.format(
+        where=f"{date.today()}, {cpu}, {os.cpu_count()} cores, Python {platform.python_version()}.",
+        repeat=repeat,
+        summary=summary(found),
+        predictions=markdown(found),
+        by_hand=hand_table(by_hand),
+        shares=share_table(shares),
+    )
