@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.cases import made
 
 from charm_sched.deviation import busy_seconds, by_level, by_link
 from charm_sched.errors import SimulationError
@@ -17,7 +18,6 @@ from charm_sched.simulator import simulate
 from charm_sched.timeline import Timeline
 from charm_sched.topology import load_topology
 from charm_sched.workload import Workload
-from tests.support.cases import made
 
 
 def two_ways() -> tuple[Timeline, Timeline]:

@@ -19,7 +19,7 @@ from charm_sched.testbed import Testbed
 from charm_sched.testbed.capacity import Carrying, choose_scale, measure_carrying
 from charm_sched.topology import Topology
 from tests.benchmarks.testbed_page import ByHand, Share, page
-from tests.testbed import plain_ring
+from tests.support import plain_ring
 
 FOLDER = Path(__file__).parent.parent.parent / "docs" / "benchmarks"
 DIRECTIONS = ("forward", "backward")

@@ -31,7 +31,7 @@ the measured time.
 ## Ring by hand
 
 The same transfers as ring, written as a plain loop over `isend`, `irecv` and `wait`
-(`tests/testbed/plain_ring.py`), on the same networks.
+(`tests/support/plain_ring.py`), on the same networks.
 
 {by_hand}
 

@@ -15,8 +15,9 @@ from charm_sched.topology import load_topology
 from charm_sched.workload import Workload
 
 pytest.importorskip("torch")
+from support import plain_ring
+
 from charm_sched.experiment import laboratory
-from tests.testbed import plain_ring
 
 REASON = missing()
 pytestmark = [
