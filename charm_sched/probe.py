@@ -111,7 +111,7 @@ def patterns(
         for a, b in shapes.values():
             name = f"{devices[a]} to {devices[b]} alone"
             found.append(_pattern(name, tier, [(a, b)], topology, devices, sizes))
-        together = _all_at_once(pairs)
+        together = all_at_once(pairs)
         if len(together) > 1:
             name = f"all ranks over {tier} at once"
             found.append(_pattern(name, tier, together, topology, devices, sizes))
@@ -123,7 +123,7 @@ def _shape(topology: Topology, route: Route) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(kinds.items()))
 
 
-def _all_at_once(pairs: Sequence[Pair]) -> list[Pair]:
+def all_at_once(pairs: Sequence[Pair]) -> list[Pair]:
     """Give each rank one peer to send to, so that each receives from one as well where possible."""
     taken: set[int] = set()
     chosen = []
@@ -196,8 +196,8 @@ def calibrate(
 def _finding(topology: Topology, pattern: Pattern, lines: Sequence[Timeline]) -> Finding:
     plan = pattern.plan
     sizes, seconds = _steps(pattern, lines)
-    latency, bandwidth = _fit(sizes, seconds)
-    expected, bound_by = _expected(topology, plan.devices, pattern.pairs)
+    latency, bandwidth = fit_line(sizes, seconds)
+    expected, bound_by = expected_rate(topology, plan.devices, pattern.pairs)
     return Finding(
         name=pattern.name,
         tier=pattern.tier,
@@ -220,7 +220,7 @@ def _steps(pattern: Pattern, lines: Sequence[Timeline]) -> tuple[Floats, Floats]
     return sizes.reshape(-1), np.diff(ends, axis=0).reshape(-1)
 
 
-def _fit(sizes: Floats, seconds: Floats) -> tuple[float, float]:
+def fit_line(sizes: Floats, seconds: Floats) -> tuple[float, float]:
     """Fit seconds = latency + size / bandwidth to the medians per size, by relative error."""
     distinct = np.unique(sizes)
     medians = np.array([np.median(seconds[sizes == size]) for size in distinct])
@@ -233,7 +233,7 @@ def _fit(sizes: Floats, seconds: Floats) -> tuple[float, float]:
     return float(latency), float(1 / slope)
 
 
-def _expected(
+def expected_rate(
     topology: Topology, devices: Sequence[str], pairs: Sequence[Pair]
 ) -> tuple[float, str]:
     """Give the slowest flow's rate by the file while all pairs send, and what limits it.

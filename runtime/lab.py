@@ -13,7 +13,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
@@ -238,6 +238,20 @@ class Lab:
         self.start(stored, seconds, repeat=repeat, timeout=timeout)
         return self.finish()
 
+    def call(self, work: Callable[[], Any], *, patience: float) -> list[Any]:
+        """Have all ranks call a function that can be pickled; give what each returns.
+
+        Args:
+            work: Called on every rank; the default process group connects them.
+            patience: Seconds that it may take.
+
+        Raises:
+            LabFailure: Ranks failed or did not answer; each has its message.
+        """
+        for end in self._ends:
+            end.send(work)
+        return self._answers(_GRACE + patience)
+
     def _answers(self, patience: float, mercy: float = math.inf) -> list[Any]:
         """Collect one answer per rank; those left once one has failed get ``mercy`` seconds."""
         begin = time.monotonic()
@@ -318,7 +332,7 @@ def _rank(
         except (EOFError, OSError):
             os._exit(0)  # without waiting for connections to peers that are gone
         try:
-            answer = _Answer(result=_do(job))
+            answer = _Answer(result=_do(job) if isinstance(job, _Job) else job())
         except Exception as error:
             kind = "" if isinstance(error, CharmSchedError) else f"{type(error).__name__}: "
             text = f"{kind}{error}"
