@@ -25,6 +25,17 @@ VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "charm": tuple(
         {"pieces": pieces, "remerge": remerge} for remerge in (True, False) for pieces in (1, 2, 4)
     ),
+    "all_gather": (
+        {"chunks": 1},
+        {"chunks": 4},
+        {"chunks": 4, "algorithm": "direct"},
+    ),
+    "ulysses": tuple({"chunks": chunks} for chunks in (1, 2, 4)),
+    "usp": tuple(
+        {"inside": way, "chunks": chunks} for way in ("ulysses", "ring") for chunks in (1, 2)
+    ),
+    "mesh": ({}, {"neighbours": "queries"}, {"neighbours": "keys"}),
+    "pass_q": ({"direct": True}, {"direct": False}),
 }
 MOST_RANKS_FOR_VARIANTS = 64
 

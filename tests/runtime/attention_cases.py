@@ -53,6 +53,11 @@ def make_schedule(
     return Schedule(forward=plans[0], backward=plans[1])
 
 
+def heads_for(planner: str, ranks: int, heads: int) -> int:
+    """Give ``heads``, or more in steps of four where a planner needs as many as ranks."""
+    return heads if planner != "ulysses" or ranks <= heads else -(-ranks // 4) * 4
+
+
 def make_tensors(work: Workload, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Draw whole q, k, v and the gradient of the output."""
     generator = torch.Generator().manual_seed(seed)

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attention_cases import heads_for
+from support.cases import ranks_for
 
 from charm_sched.planners import PLANNERS
 
@@ -49,12 +51,16 @@ def case(
 
 
 def cases_for(ranks: int) -> list[dict[str, Any]]:
-    """List what is run on a number of ranks; every planner takes part."""
+    """List what is run on a number of ranks; every planner that serves it takes part."""
     listed = []
-    for planner in PLANNERS:
+    for planner in (name for name in PLANNERS if ranks_for(name, ranks) == ranks):
+        heads = heads_for(planner, ranks, 4)
         listed += [
-            case(planner, "zigzag", mask="causal"),
-            case(planner, "contiguous", mask="full", batch=2, kv_heads=4),
+            case(planner, "zigzag", mask="causal", heads=heads),
+            case(planner, "contiguous", mask="full", batch=2, kv_heads=4, heads=heads),
+        ]
+    for planner in ("ring", "charm"):  # the others take these in one process, in test_in_process
+        listed += [
             case(planner, "zigzag", seq_len=7, v_head_dim=3),
             case(planner, "contiguous", seq_len=ranks - 1 or 1, mask="full"),
             case(planner, "zigzag", mask="docs:40,3,21"),
@@ -66,6 +72,16 @@ def cases_for(ranks: int) -> list[dict[str, Any]]:
             case("charm", "zigzag", {"save": True}),
             case("charm", "zigzag", {"pieces": 2, "remerge": False}),
         ]
+    listed += [
+        case(
+            "ulysses", "zigzag", {"chunks": 2, "save": True}, heads=heads_for("ulysses", ranks, 4)
+        ),
+        case("usp", "zigzag", {"chunks": 2, "inside": "ring"}, heads=8),
+        case("mesh", "zigzag", {"tile_rows": ranks}),
+        case("double_ring", "zigzag", {"window": 2 - ranks % 2}),
+        case("all_gather", "zigzag", {"chunks": 2, "save": True, "algorithm": "direct"}),
+        case("pass_q", "zigzag", {"direct": False}),
+    ]
     listed += [case("scattered", "zigzag", {"seed": ranks}), case("query_moving", "contiguous")]
     if ranks == 4:
         listed.append(case("ring", "zigzag", seq_len=2999, heads=2, kv_heads=1))

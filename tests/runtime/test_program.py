@@ -67,7 +67,7 @@ def test_ring_sends_what_lies_in_slots_without_packing_it() -> None:
 
 @pytest.mark.parametrize("name", PLANNERS)
 def test_programs_take_every_op_once_per_end(name: str) -> None:
-    work = Workload(seq_len=40, heads=2, head_dim=4)
+    work = Workload(seq_len=40, heads=cases.heads_for(name, 5, 2), head_dim=4)
     for plan in cases.make_schedule(name, work, "zigzag", 5).plans:
         for rank in range(5):
             assert [s.row for s in prepare(plan, rank).steps] == program(plan, rank).tolist()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from hypothesis import strategies as st
 
+from charm_sched.builder import Builder
 from charm_sched.partition import Partition
 from charm_sched.planners import PLANNERS
 from charm_sched.planners.hierarchy import Tree, leaves
@@ -37,9 +38,14 @@ CHARM_PARAMS: tuple[Mapping[str, Any], ...] = (
 )
 
 
+HEAD_STRATEGIES = ("all_gather", "mesh", "pass_q", "ulysses", "usp")
+HEADS = ((2, 1), (3, 3), (4, 2), (5, 1), (6, 2))  # query heads, KV heads
+
+
 def small_workload(seq_len: int, mask: str = "full", **more: Any) -> Workload:
     """Give a workload that brute force can follow."""
-    return Workload(seq_len=seq_len, heads=2, kv_heads=1, head_dim=4, mask=mask, **more)
+    shape: dict[str, Any] = {"heads": 2, "kv_heads": 1, "head_dim": 4}
+    return Workload(seq_len=seq_len, mask=mask, **shape | more)
 
 
 def made(
@@ -64,6 +70,12 @@ def made(
         if way == direction:
             return plan
     raise AssertionError(direction)
+
+
+def builder(workload: Workload, ranks: int, direction: str = "forward") -> Builder:
+    """Give a builder for contiguous shards, and no machine."""
+    shards = Partition.contiguous(workload.seq_len, ranks)
+    return Builder(workload, shards, direction=direction)
 
 
 def both_ways(
@@ -109,14 +121,65 @@ def masks(draw: st.DrawFn, seq_len: int) -> str:
     return kind
 
 
+def ranks_for(strategy: str, ranks: int) -> int:
+    """Give ``ranks``, or one more where a strategy serves no such number."""
+    return ranks + 1 if strategy == "tasp" and ranks in (4, 6) else ranks
+
+
 @st.composite
-def plans(draw: st.DrawFn, most_ranks: int = 5, most_tokens: int = 12) -> Plan:
-    """Draw a plan of any planner, workload, partition and direction."""
-    tree = draw(trees(most_ranks))
+def ring_params(draw: st.DrawFn, strategy: str, tree: Tree) -> dict[str, Any]:
+    """Draw parameters that a strategy of rings can serve."""
+    if strategy != "double_ring":
+        return {}
     ranks = len(leaves(tree))
+    divisors = [d for d in range(1, ranks + 1) if ranks % d == 0]
+    window = draw(st.sampled_from(divisors))
+    if draw(st.booleans()):
+        return {"window": window, "domains": tree}
+    order = leaves(tree)
+    return {"domains": [order[first : first + window] for first in range(0, ranks, window)]}
+
+
+@st.composite
+def head_params(draw: st.DrawFn, strategy: str, tree: Tree, heads: int) -> dict[str, Any]:
+    """Draw parameters that a strategy which moves heads or queries can serve."""
+    divisors = [d for d in range(1, len(leaves(tree)) + 1) if len(leaves(tree)) % d == 0]
+    ways: dict[str, st.SearchStrategy[Any]] = {}
+    match strategy:
+        case "ulysses" | "usp":
+            ways = {"chunks": st.integers(1, 4), "save": st.booleans()}
+        case "all_gather":
+            ways = {
+                "chunks": st.integers(1, 4),
+                "algorithm": st.sampled_from(["ring", "direct"]),
+                "save": st.booleans(),
+            }
+        case "mesh":
+            ways = {
+                "tile_rows": st.sampled_from([0, *divisors]),
+                "neighbours": st.sampled_from(["auto", "queries", "keys"]),
+            }
+        case "pass_q":
+            ways = {"direct": st.booleans(), "pieces": st.integers(1, 3)}
+    if strategy == "usp":
+        ways["degree"] = st.sampled_from([0, *(d for d in divisors if d <= heads)])
+        ways["inside"] = st.sampled_from(["ulysses", "ring"])
+    if strategy in ("usp", "mesh"):
+        ways["domains"] = st.just(tree)
+    return {name: draw(way) for name, way in ways.items()}
+
+
+@st.composite
+def plans(
+    draw: st.DrawFn, most_ranks: int = 5, most_tokens: int = 12, names: Sequence[str] = ()
+) -> Plan:
+    """Draw a plan of any planner, workload, partition and direction; of some planners alone."""
+    strategy = draw(st.sampled_from(sorted(names or PLANNERS)))
+    heads, kv_heads = draw(st.sampled_from(HEADS)) if strategy in HEAD_STRATEGIES else (2, 1)
+    tree = draw(trees(min(most_ranks, heads) if strategy == "ulysses" else most_ranks))
+    ranks = ranks_for(strategy, len(leaves(tree)))
     seq_len = draw(st.integers(1, most_tokens))
-    workload = small_workload(seq_len, draw(masks(seq_len)))
-    strategy = draw(st.sampled_from(sorted(PLANNERS)))
+    workload = small_workload(seq_len, draw(masks(seq_len)), heads=heads, kv_heads=kv_heads)
     params: dict[str, Any] = {}
     if strategy == "charm":
         params = {
@@ -124,6 +187,10 @@ def plans(draw: st.DrawFn, most_ranks: int = 5, most_tokens: int = 12) -> Plan:
             "pieces": draw(st.integers(1, 3)),
             **{name: draw(st.booleans()) for name in ("levels", "decouple", "remerge", "save")},
         }
+    elif strategy in HEAD_STRATEGIES:
+        params = draw(head_params(strategy, tree, heads))
+    else:
+        params = draw(ring_params(strategy, tree))
     return made(
         strategy,
         ranks,

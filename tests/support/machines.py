@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from hypothesis import strategies as st
 
 from charm_sched.topology import Domain, Topology
 from charm_sched.topology_file import parse_topology
@@ -96,4 +98,73 @@ def shape(domain: Domain) -> str:
         return domain.name.rpartition("/")[2]
     return " ".join(
         f"[{shape(child)}]" if child.children else shape(child) for child in domain.children
+    )
+
+
+def machine(
+    devices: int,
+    links: Sequence[tuple[str, str, float]],
+    *,
+    switches: Sequence[str] = (),
+    ports: Mapping[int, float] | None = None,
+    shared: Sequence[int] = (),
+    latency: str = "0 s",
+    overhead: str = "0 s",
+    rate: str = "100 TFLOP/s",
+) -> Topology:
+    """Devices d0, d1, ... and links of (from, to, GB/s); those numbered in `shared` half duplex."""
+    card = {"peak": {"bf16": rate}, "efficiency": 1.0, "overhead": overhead}
+    named = [
+        {"name": f"d{i}", "profile": "card"}
+        | ({"port": f"{(ports or {})[i]!r} GB/s"} if i in (ports or {}) else {})
+        for i in range(devices)
+    ]
+    return Topology.from_document(
+        {
+            "schema": "charm-sched/topology",
+            "version": 1,
+            "name": "machine",
+            "profiles": {"card": card | {"memory_bandwidth": "1 TB/s"}},
+            "devices": named,
+            "switches": [{"name": name, "kind": "switch"} for name in switches],
+            "links": [
+                {
+                    "from": src, "to": dst, "kind": "wire", "bandwidth": f"{rate!r} GB/s",
+                    "latency": latency, "shared": number in shared,
+                }
+                for number, (src, dst, rate) in enumerate(links)
+            ],
+        }
+    )  # fmt: skip
+
+
+@st.composite
+def machines(
+    draw: st.DrawFn,
+    most_devices: int = 4,
+    latency: str = "0 s",
+    overhead: str = "0 s",
+    rate: str = "100 TFLOP/s",
+) -> Topology:
+    """Draw a machine: devices around a hub, with further links, half duplex ones, narrow ports."""
+    devices = draw(st.integers(2, most_devices))
+    rates = st.integers(1, 9)
+    names = [*(f"d{i}" for i in range(devices)), "hub", "side"]
+    links: list[tuple[str, str, float]] = [
+        (name, draw(st.sampled_from(["hub", "side"])), draw(rates)) for name in names[:devices]
+    ]
+    links.append(("hub", "side", draw(rates)))
+    for _ in range(draw(st.integers(0, 3))):
+        src, dst = draw(st.lists(st.sampled_from(names), min_size=2, max_size=2, unique=True))
+        if {src, dst} != {"hub", "side"}:
+            links.append((src, dst, draw(rates)))
+    return machine(
+        devices,
+        links,
+        switches=["hub", "side"],
+        ports=draw(st.dictionaries(st.integers(0, devices - 1), rates, max_size=2)),
+        shared=draw(st.lists(st.integers(0, len(links) - 1), max_size=3)),
+        latency=latency,
+        overhead=overhead,
+        rate=rate,
     )
