@@ -17,8 +17,10 @@ from __future__ import annotations
 TYPE_CHECKING = False  # importing typing would double the time this module takes
 if TYPE_CHECKING:
     from charm_sched.builder import Builder
+    from charm_sched.class_bounds import class_bound
     from charm_sched.items import Item
     from charm_sched.partition import Partition
+    from charm_sched.schedule_bounds import bound
     from charm_sched.search import plan, plan_all
     from charm_sched.simulator import simulate
     from charm_sched.storage import load_plan, save_plan
@@ -33,6 +35,8 @@ _HOMES = {
     "Item": "items",
     "Partition": "partition",
     "Workload": "workload",
+    "bound": "schedule_bounds",
+    "class_bound": "class_bounds",
     "load_plan": "storage",
     "load_topology": "topology",
     "plan": "search",
@@ -43,8 +47,8 @@ _HOMES = {
 }
 
 __all__ = [
-    "Builder", "Item", "Partition", "Workload", "__version__", "load_plan", "load_topology", "plan",
-    "plan_all", "save_plan", "simulate", "verify",
+    "Builder", "Item", "Partition", "Workload", "__version__", "bound", "class_bound", "load_plan",
+    "load_topology", "plan", "plan_all", "save_plan", "simulate", "verify",
 ]  # fmt: skip
 
 

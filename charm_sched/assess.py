@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from charm_sched.cost import op_seconds
 from charm_sched.errors import PlanError
+from charm_sched.limits import Limits, check
 from charm_sched.plans import Plan, Schedule
 from charm_sched.results import Comparison, Result, fits
 from charm_sched.search import SECONDS, plan_all
@@ -51,10 +52,11 @@ def assess(
         devices=plans[0].devices,
     )
     results = []
+    limits = Limits(machine, plans[0].workload, plans[0].devices)
     for plan in plans:
         say(plan.direction)
         ring = next(r.timeline.makespan for r in baseline.results if r.direction == plan.direction)
-        results.append(_result(plan, machine, ring, clock))
+        results.append(_result(plan, machine, ring, limits, clock))
     notes = [note for plan in plans for note in op_seconds(plan, machine).notes]
     return Comparison(
         topology=machine,
@@ -67,11 +69,14 @@ def assess(
     )
 
 
-def _result(plan: Plan, machine: Topology, ring: float, clock: _Clock) -> Result:
+def _result(plan: Plan, machine: Topology, ring: float, limits: Limits, clock: _Clock) -> Result:
     with clock.timed("verify"):
         peaks = verify(plan).peak_bytes
     with clock.timed("simulate"):
         timeline = simulate(plan, machine)
+    with clock.timed("bound"):
+        limit, class_limit = limits.of(plan)
+        check(plan, plan.params, timeline.makespan, limit, class_limit)
     return Result(
         strategy=plan.strategy,
         params=plan.params,
@@ -81,6 +86,8 @@ def _result(plan: Plan, machine: Topology, ring: float, clock: _Clock) -> Result
         timeline=timeline,
         peak_bytes=int(peaks.max()),
         fits=fits(peaks.tolist(), plan, machine),
+        bound=limit,
+        class_bound=class_limit,
         speedup_vs_ring=ring / timeline.makespan,
     )
 

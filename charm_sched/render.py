@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from charm_sched.render_bounds import bound_facts
 from charm_sched.render_tables import CHOSEN, fitting, names_of
 from charm_sched.render_timeline import lanes, legend, meter
 from charm_sched.render_topology import LEGEND, domain_tree
@@ -161,6 +162,8 @@ def _facts(result: Result) -> Table:
     facts.add_row("moved", Text(", ".join(moved) or "nothing"))
     facts.add_row("busiest link", Text(f"{name}, {busy:.0%} of its bandwidth used"))
     facts.add_row("memory", Text(memory))
+    for title, text in bound_facts(result):
+        facts.add_row(title, Text(text))
     return facts
 
 
@@ -168,7 +171,7 @@ def _strategies(console: Console, comparison: Comparison, names: Mapping[str, st
     tiers = comparison.topology.tiers
     outer = tiers[0] if tiers else "moved"
     head = (
-        "strategy", "time", "vs ring", "compute", "exposed", "partition", "memory", outer,
+        "strategy", "time", "vs ring", "bound", "compute", "exposed", "partition", "memory", outer,
     )  # fmt: skip
     best = list(comparison.chosen.values())
     listed = [result.plan for result in comparison.results]
@@ -182,9 +185,12 @@ def _strategies(console: Console, comparison: Comparison, names: Mapping[str, st
         chosen = any(result.plan is other.plan for other in best)
         name = f"{CHOSEN if chosen else ' '} {names[result.strategy]}"
         rows.append((name, *_strategy_cells(result, outer)))
-    table = fitting(head, rows, console.width - 2, left=(0, 5))
+    table = fitting(head, rows, console.width - 2, left=(0, 6))
     console.print(Padding(table, (0, 0, 0, 2)))
-    note = f"{CHOSEN} is what was chosen; time is computation and exposed communication together."
+    note = (
+        f"{CHOSEN} is what was chosen; time is computation and exposed communication together; "
+        "bound is the time that no schedule can beat, as a part of this time."
+    )
     console.print(Padding(Text(note, style="dim"), (0, 0, 0, 2)))
 
 
@@ -193,6 +199,7 @@ def _strategy_cells(result: Result, outer: str) -> tuple[str, ...]:
     return (
         format_seconds(timeline.makespan, digits=3),
         "" if result.speedup_vs_ring is None else f"{result.speedup_vs_ring:.2f}x",
+        f"{result.efficiency(result.bound):.0%}",
         format_seconds(timeline.compute_s, digits=3),
         format_seconds(timeline.exposed_comm, digits=3),
         result.partition,

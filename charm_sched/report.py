@@ -1,6 +1,6 @@
 """The JSON documents that the commands print: seconds, bytes, bytes per second.
 
-``null`` stands where a thing does not apply, or is not known in this release.
+``null`` stands where a thing does not apply.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from charm_sched.bounds import Bound
+    from charm_sched.limits import MachineLimit
     from charm_sched.results import Comparison, Result
     from charm_sched.topology import Domain, Topology
     from charm_sched.workload import Workload
@@ -94,18 +96,18 @@ def workload_document(workload: Workload) -> Document:
 
 
 def _result(result: Result) -> Document:
-    timeline = result.timeline
+    timeline, limit = result.timeline, result.class_bound
     return {
         "strategy": result.strategy,
         "detail": _detail(result),
         "direction": result.direction,
         "partition": result.partition,
         "makespan_s": timeline.makespan,
-        "bound_s": None,
-        "bound_by": None,
-        "efficiency": None,
-        "class_bound_s": None,
-        "class_efficiency": None,
+        "bound_s": result.bound.seconds,
+        "bound_by": result.bound.reason,
+        "efficiency": result.efficiency(result.bound),
+        "class_bound_s": None if limit is None else limit.seconds,
+        "class_efficiency": None if limit is None else result.efficiency(limit),
         "compute_s": timeline.compute_s,
         "exposed_comm_s": timeline.exposed_comm,
         "bytes": dict(timeline.tier_bytes),
@@ -183,6 +185,27 @@ def link_kinds(topology: Topology) -> list[Document]:
         entry = kinds.setdefault(tuple(facts.values()), facts | {"count": 0})
         entry["count"] += 1
     return list(kinds.values())
+
+
+def limit_document(limit: MachineLimit) -> Document:
+    """Give one direction of what ``charm-topo bound`` prints."""
+    return {
+        "direction": limit.direction,
+        "bound_s": limit.bound.seconds,
+        "bound_by": limit.bound.reason,
+        "class_bound_s": limit.class_bound.seconds,
+        "class_bound_by": limit.class_bound.reason,
+        "partition": limit.partition,
+        "compute_s": limit.bound.compute,
+        "cut": _cut(limit.bound),
+        "class_cut": _cut(limit.class_bound),
+    }
+
+
+def _cut(limit: Bound) -> Document | None:
+    if limit.cut is None:
+        return None
+    return {"devices": list(limit.cut.devices), "bandwidth": limit.cut.bandwidth}
 
 
 def topology_summary(topology: Topology) -> Document:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from charm_sched.plans import Plan, Schedule
 
 if TYPE_CHECKING:
+    from charm_sched.bounds import Bound
     from charm_sched.timeline import Timeline
     from charm_sched.topology import Topology
     from charm_sched.workload import Workload
@@ -27,6 +28,9 @@ class Result:
         timeline: Its simulation.
         peak_bytes: Largest peak memory of any rank.
         fits: Whether every rank's peak fits its device; None where some memory is unknown.
+        bound: What no schedule with its partition can beat.
+        class_bound: What no plan that moves just keys, values and their gradients can beat; None
+            for a plan that moves other things too.
         speedup_vs_ring: Ring-Attention's makespan, with its best partition, over this one's.
     """
 
@@ -38,7 +42,13 @@ class Result:
     timeline: Timeline
     peak_bytes: int
     fits: bool | None
+    bound: Bound
+    class_bound: Bound | None
     speedup_vs_ring: float | None = None
+
+    def efficiency(self, limit: Bound) -> float:
+        """Give a bound's time over the makespan, 0 to 1."""
+        return min(limit.seconds / self.timeline.makespan, 1.0) if limit.seconds else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

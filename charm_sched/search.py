@@ -13,8 +13,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from charm_sched.bounds import choose_devices
 from charm_sched.errors import CharmSchedError, StrategyError, WorkloadError
 from charm_sched.items import Item
+from charm_sched.limits import Limits, check
 from charm_sched.partition import PARTITIONS, Partition
 from charm_sched.planners import PLANNERS
 from charm_sched.plans import DIRECTIONS, Plan, Schedule, residents_of
@@ -155,7 +157,8 @@ class _Search:
                     f"direction: expected forward, backward or both, found {direction!r}"
                 )
         self.topology, self.workload, self.directions = topology, workload, tuple(directions)
-        self.devices = _choose_devices(topology, ranks, devices)
+        self.devices = choose_devices(topology, ranks, devices)
+        self._limits = Limits(topology, workload, self.devices)
         self.progress = progress or (lambda text: None)
         self.seconds = dict.fromkeys(SECONDS, 0.0)
         self._known: dict[tuple[str, str, str, str], list[Result]] = {}
@@ -260,6 +263,9 @@ class _Search:
             peaks = verify(made, self.workload).peak_bytes
         with self._timed("simulate"):
             timeline = simulate(made, self.topology)
+        with self._timed("bound"):
+            limit, class_limit = self._limits.of(made)
+            check(made, params, timeline.makespan, limit, class_limit)
         return Result(
             strategy=name,
             params=params,
@@ -269,6 +275,8 @@ class _Search:
             timeline=timeline,
             peak_bytes=int(peaks.max()),
             fits=fits(peaks.tolist(), made, self.topology),
+            bound=limit,
+            class_bound=class_limit,
         )
 
     def comparison(
@@ -306,18 +314,6 @@ class _Search:
         return tuple(
             dict.fromkeys([*self.topology.basic_assumptions, *(n for ns in notes for n in ns)])
         )
-
-
-def _choose_devices(
-    topology: Topology, ranks: int | None, devices: Sequence[str] | None
-) -> tuple[str, ...]:
-    if ranks is not None and devices is not None:
-        raise WorkloadError("ranks and devices: expected one of the two, found both")
-    if devices is not None:
-        if not devices or len(set(devices)) != len(devices):
-            raise WorkloadError(f"devices: expected different names, found {list(devices)}")
-        return tuple(topology.device(name).name for name in devices)
-    return topology.select(len(topology.devices) if ranks is None else ranks)
 
 
 def _preferred(results: Sequence[Result]) -> Result:

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from charm_sched.commands import Handler, add_version, load_machine, make_parser, run_command
 from charm_sched.errors import CharmSchedError, TopologyError
-from charm_sched.options import Help
+from charm_sched.options import Help, add_workload_flags, workload_of
+from charm_sched.probe_command import DESCRIPTION, add_arguments, probe_command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> ArgumentParser:
     parser = make_parser(
         "charm-topo",
-        "charm-topo {list,show,validate,schema} ...",
+        "charm-topo {list,show,validate,schema,bound,probe} ...",
         "Look at machines: the shipped ones and your own files.",
     )
     add_version(parser)
@@ -46,6 +47,24 @@ def _parser() -> ArgumentParser:
     check = command("validate", "FILE...", "Check topology files", _validate)
     check.add_argument("files", metavar="FILE", nargs="+", help="a topology file")
     command("schema", "", "Print the JSON Schema of topology files, for editors", _schema)
+    limit = command(
+        "bound", "TOPOLOGY [workload flags] [options]", "Say what no schedule can beat", _bound
+    )
+    limit.add_argument("topology", metavar="TOPOLOGY", help="a file, or the name of a shipped one")
+    limit.add_argument(
+        "--direction",
+        choices=("forward", "backward", "both"),
+        default="both",
+        help="pass to bound (default: both)",
+    )
+    limit.add_argument("--json", action="store_true", help="print JSON")
+    add_workload_flags(limit)
+    probe = command(
+        "probe", "TOPOLOGY [-o FILE] [options]", "Measure transfers, compare and calibrate",
+        probe_command,
+    )  # fmt: skip
+    probe.description = DESCRIPTION
+    add_arguments(probe)
     return parser
 
 
@@ -79,6 +98,28 @@ def _show(parser: ArgumentParser, args: Namespace) -> None:
         render.assumptions(console, machine.assumptions)
 
 
+def _bound(parser: ArgumentParser, args: Namespace) -> None:
+    workload = workload_of(parser, args)
+    machine = load_machine(args.topology)
+    from charm_sched import limits, report
+
+    found = limits.machine_limits(
+        machine,
+        workload,
+        directions=("forward", "backward") if args.direction == "both" else (args.direction,),
+        partition=args.partition or "auto",
+        ranks=args.ranks,
+        devices=args.devices,
+    )
+    if args.json:
+        report.write_json([report.limit_document(limit) for limit in found])
+        return
+    from charm_sched import render_bounds, terminal
+
+    with terminal.results() as console:
+        render_bounds.show_limits(console, found)
+
+
 def _validate(parser: ArgumentParser, args: Namespace) -> None:
     from charm_sched.topology import load_topology
 
@@ -100,3 +141,7 @@ def _schema(parser: ArgumentParser, args: Namespace) -> None:
     from charm_sched.topology import json_schema
 
     report.write_json(json_schema())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -31,7 +31,8 @@ MAINS: dict[str, Callable[[Sequence[str]], int]] = {
 }
 COMMANDS = (
     "charm-plan", "charm-sim", "charm-topo", "charm-topo list", "charm-topo show",
-    "charm-topo validate", "charm-topo schema", "charm-run", "charm-lab",
+    "charm-topo validate", "charm-topo schema", "charm-topo bound",
+    "charm-topo probe", "charm-run", "charm-lab",
 )  # fmt: skip
 
 

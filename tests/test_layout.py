@@ -23,15 +23,19 @@ LAYERS = (
     ("profile*", "topology*", "domain*", "routing", "masks", "workload", "partition"),
     ("items", "ops", "plans"),
     (
-        "accesses", "areas", "builder", "cost", "hazards", "memory", "probe", "progress",
-        "rectangles", "scaling", "storage*", "structure", "timeline", "trace", "verifier", "waits",
+        "accesses", "areas", "bounds", "builder", "class_bounds", "cost", "covers", "cuts",
+        "demands", "deviation", "envelopes", "hazards", "memory", "probe", "probe_fit",
+        "probe_latency", "probe_numbers", "probe_outliers", "probe_result", "probing", "progress",
+        "rectangles", "scaling", "schedule_bounds", "storage*", "structure", "timeline", "trace",
+        "verifier", "waits",
     ),
     ("planners", "planners.*", "strategies"),
     ("simulator", "simulator.*", "runtime", "runtime.*", "testbed", "testbed.*"),
-    ("results", "search*"),
+    ("limits", "results", "search*"),
     (
         "assess", "cli", "commands", "experiment", "faults", "lab", "options", "output",
-        "render*", "report", "run", "sweep", "terminal", "topo",
+        "probe_command", "probe_report", "probe_write", "render*", "report", "run", "sweep",
+        "terminal", "topo",
     ),
 )  # fmt: skip
 IMPORTERS = {  # who may import a library at all

@@ -129,6 +129,6 @@ def _depth(tree: Tree) -> int:
 def _check_tree(tree: Tree, num_ranks: int) -> None:
     if sorted(leaves(tree)) != list(range(num_ranks)):
         raise StrategyError(
-            f"charm: expected domains that hold the ranks 0 to {num_ranks - 1} once each, "
+            f"domains: expected nested ranks that hold the ranks 0 to {num_ranks - 1} once each, "
             f"found {leaves(tree)}"
         )

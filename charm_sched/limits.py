@@ -1,0 +1,137 @@
+"""The bounds of plans, and the check that no simulation beats them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from charm_sched.bounds import choose_devices
+from charm_sched.class_bounds import class_bound
+from charm_sched.items import KINDS
+from charm_sched.partition import PARTITIONS
+from charm_sched.plans import TRANSFER, Plan
+from charm_sched.schedule_bounds import bound
+from charm_sched.strategies import residents
+
+if TYPE_CHECKING:
+    from charm_sched.bounds import Bound
+    from charm_sched.topology import Topology
+    from charm_sched.workload import Workload
+
+TOLERANCE = 1e-9  # relative; what rounding in the simulator may take off
+KEY_KINDS = ("kv", "dkv")
+
+
+class BoundError(AssertionError):
+    """A simulation was faster than a bound: one of the two is wrong. A mistake of this program."""
+
+
+class Limits:
+    """The bounds of the plans for one machine, workload and choice of devices, each found once."""
+
+    def __init__(self, topology: Topology, workload: Workload, devices: Sequence[str]) -> None:
+        self._topology, self._workload, self._devices = topology, workload, tuple(devices)
+        self._known: dict[tuple[object, ...], Bound] = {}
+
+    def of(self, plan: Plan) -> tuple[Bound, Bound | None]:
+        """Give the bound of any schedule with a plan's partition, and that of its class.
+
+        The second is None for plans that move anything but keys, values and their gradients.
+        """
+        return self._get(bound, plan), self._get(class_bound, plan) if moves_keys(plan) else None
+
+    def _get(self, kind: Callable[..., Bound], plan: Plan) -> Bound:
+        saved = residents(plan) if plan.direction == "backward" else ()
+        key = (kind, plan.direction, plan.partition, saved)
+        if key not in self._known:
+            self._known[key] = kind(
+                self._topology,
+                self._workload,
+                direction=plan.direction,
+                partition=plan.partition,
+                devices=self._devices,
+                saved=saved,
+            )
+        return self._known[key]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineLimit:
+    """What a machine allows in one direction, before there is any plan.
+
+    Attributes:
+        direction: ``forward`` or ``backward``.
+        bound: Of any schedule.
+        partition: The partition with the least `class_bound`.
+        class_bound: Of plans that move just keys, values and their gradients.
+    """
+
+    direction: str
+    bound: Bound
+    partition: str
+    class_bound: Bound
+
+
+def machine_limits(
+    topology: Topology,
+    workload: Workload,
+    *,
+    directions: Sequence[str],
+    partition: str = "auto",
+    ranks: int | None = None,
+    devices: Sequence[str] | None = None,
+) -> list[MachineLimit]:
+    """Give the bounds of a machine; with partition ``auto`` those of the best partition.
+
+    Raises:
+        WorkloadError: An unknown partition, or both ``ranks`` and ``devices``.
+        TopologyError: Unknown devices, or no rate for the dtype.
+    """
+    chosen = choose_devices(topology, ranks, devices)
+    found = []
+    for direction in directions:
+        limits = {
+            kind: class_bound(
+                topology, workload, direction=direction, partition=kind, devices=chosen
+            )
+            for kind in (PARTITIONS if partition == "auto" else (partition,))
+        }
+        best = min(limits, key=lambda kind: (limits[kind].seconds, limits[kind].compute))
+        shards = None if partition == "auto" else partition
+        found.append(
+            MachineLimit(
+                direction=direction,
+                bound=bound(
+                    topology, workload, direction=direction, partition=shards, devices=chosen
+                ),
+                partition=best,
+                class_bound=limits[best],
+            )
+        )
+    return found
+
+
+def moves_keys(plan: Plan) -> bool:
+    """Say whether a plan moves keys, values and their gradients, and nothing else."""
+    columns = plan.columns
+    args = np.repeat(columns.op == TRANSFER, np.diff(columns.ptr))
+    kinds = np.unique(plan.items.kind[columns.arg[args]])
+    return {KINDS[kind] for kind in kinds.tolist()} <= set(KEY_KINDS)
+
+
+def check(plan: Plan, params: Mapping[str, Any], makespan: float, *limits: Bound | None) -> None:
+    """Check that a simulation is not faster than the bounds.
+
+    Raises:
+        BoundError: It is.
+    """
+    for limit in limits:
+        if limit is not None and makespan < limit.seconds * (1 - TOLERANCE):
+            raise BoundError(
+                f"internal error: {plan.strategy} {dict(params)} ({plan.direction}, "
+                f"{plan.partition.kind}) is simulated to take {makespan!r} s, less than its bound "
+                f"of {limit.seconds!r} s by {limit.reason}; please report it with the topology"
+            )
