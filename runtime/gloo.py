@@ -205,35 +205,33 @@ class GlooTransport:
         self._communicators = communicators
         self._waiters = waiters
         self._timeout = timeout
+        self._limit = _wait(timeout)
 
     def send(self, message: Tensor, *, peer: int, lane: int, tag: int, done: Done) -> None:
         """Send bytes to a peer."""
         group = self._communicators.lane(lane, peer, sends=True)
-        member = self._communicators.member(peer)
-        self._follow(partial(dist.isend, message, member, group, tag), done)
+        self._follow(partial(group.send, [message], peer, tag), done)
 
     def receive(self, message: Tensor, *, peer: int, lane: int, tag: int, done: Done) -> None:
         """Fill a buffer with what a peer sends."""
         group = self._communicators.lane(lane, peer, sends=False)
-        member = self._communicators.member(peer)
-        self._follow(partial(dist.irecv, message, member, group, tag), done)
+        self._follow(partial(group.recv, [message], peer, tag), done)
 
     def abort(self) -> None:
         """End everything under way, here and on the peers, after a failure."""
         self._communicators.abort()
 
-    def _follow(self, post: Callable[[], dist.Work | None], done: Done) -> None:
+    def _follow(self, post: Callable[[], dist.Work], done: Done) -> None:
         """Post a transfer, and have a thread wait for its end."""
         try:
             work = post()
         except RuntimeError as error:
             raise RuntimeFailure(reason(error, self._timeout)) from error
-        assert work is not None, "this rank is a member of the group"
 
         def wait() -> None:
             failure: Exception | None = None
             try:
-                work.wait(_wait(self._timeout))
+                work.wait(self._limit)
             except Exception as error:
                 failure = RuntimeFailure(reason(error, self._timeout))
                 failure.__cause__ = error

@@ -107,11 +107,14 @@ class Memory:
 
     def arrived(self, step: Receive, message: Tensor) -> None:
         """Take in a message."""
+        copied = (self.program.versions[sink.version].copied for sink in step.sinks)
+        if step.direct is not None and all(copied):
+            return  # it lies where it belongs
         for sink, fields in zip(step.sinks, step.layout.views(message), strict=True):
             version = self.program.versions[sink.version]
             if not version.copied:
                 self.contribute(sink, fields, in_place=step.direct is not None)
-            elif step.direct is None:
+            else:
                 _copy(_everything(sink.layout), self.content(sink.version), fields)
 
     def contribute(self, sink: Sink, fields: Fields, *, in_place: bool = False) -> None:

@@ -52,11 +52,12 @@ class _Threads:
 
     def _compute(self) -> None:
         with self._changed:
-            self._hand_out(self._execution.first())
+            first = self._hand_out(self._execution.first())
+        self._send_off(first)
         while (number := self._next()) is not None:
             try:
                 self._execution.compute(number)
-                self._end(number)
+                self._send_off(self._end(number))
             except Exception as error:
                 self._fail(number, error)
         if self._failure is not None:
@@ -77,21 +78,28 @@ class _Threads:
                     )
                 self._changed.wait()
 
-    def _end(self, number: int) -> None:
+    def _end(self, number: int) -> list[int]:
         """Note that a step has ended, and hand out those that are ready now."""
         ready = self._execution.finish(number)
         with self._changed:
             self._busy -= 1
-            self._hand_out(ready)
+            return self._hand_out(ready)
 
-    def _hand_out(self, ready: list[int]) -> None:
+    def _hand_out(self, ready: list[int]) -> list[int]:
+        """Give what is ready to whoever computes; the transfers among it are left to the caller."""
         self._busy += len(ready)
+        transfers = [number for number in ready if self._execution.is_transfer(number)]
         for number in ready:
-            if self._execution.is_transfer(number):
-                self._inbox.put((number, False, None))
-            else:
+            if not self._execution.is_transfer(number):
                 heapq.heappush(self._computable, number)
-        self._changed.notify()
+        if len(transfers) < len(ready) or not self._busy:
+            self._changed.notify()
+        return transfers
+
+    def _send_off(self, transfers: list[int]) -> None:
+        """Let the other thread post transfers."""
+        for number in transfers:
+            self._inbox.put((number, False, None))
 
     def _communicate(self) -> None:
         while (message := self._inbox.get()) is not None:
@@ -102,10 +110,11 @@ class _Threads:
                 self._fail(number, error)
                 continue
             try:
+                waiting = [number]
                 if is_done:
                     self._execution.land(number)
-                    self._end(number)
-                else:
+                    waiting = self._end(number)
+                for number in waiting:
                     self._execution.post(number, partial(self._done, number))
             except Exception as problem:
                 self._fail(number, problem)
