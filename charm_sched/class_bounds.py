@@ -85,7 +85,7 @@ def class_bound(
     shards = _partition(partition, workload, len(chosen))
     if direction not in DIRECTIONS:
         raise WorkloadError(f"direction: expected forward or backward, found {direction!r}")
-    compute, slowest = _compute(topology, chosen, workload, shards, direction)
+    compute, slowest = own_work(topology, chosen, workload, shards, direction)
     demand = demand_of(workload, shards, direction=direction, saved=saved)
     communication, cut = _communicate(topology, chosen, demand, direction)
     by_cut = cut is not None and communication > compute
@@ -100,7 +100,7 @@ def class_bound(
 
 def _partition(partition: str | Partition, workload: Workload, ranks: int) -> Partition:
     if isinstance(partition, str):
-        return Partition.named(partition, workload.seq_len, ranks)
+        return Partition.of(partition, workload, ranks)
     if (partition.seq_len, partition.num_ranks) != (workload.seq_len, ranks):
         raise WorkloadError(
             f"partition: expected {workload.seq_len} tokens on {ranks} ranks, "
@@ -109,7 +109,7 @@ def _partition(partition: str | Partition, workload: Workload, ranks: int) -> Pa
     return partition
 
 
-def _compute(
+def own_work(
     topology: Topology,
     devices: Sequence[str],
     workload: Workload,

@@ -24,6 +24,7 @@ from charm_sched.options import (
     workload_of,
 )
 from charm_sched.terminal import progress_line, room_for
+from charm_sched.units import parse_bytes
 
 if TYPE_CHECKING:
     from charm_sched.output import Saved
@@ -101,6 +102,12 @@ def _plan_parser() -> ArgumentParser:
         "ablation: levels=false, decouple=false, remerge=false (repeatable)",
     )
     parser.add_argument(
+        "--memory",
+        metavar="SIZE",
+        type=argument(parse_bytes),
+        help='most that a plan may need per device, such as "40 GB" (default: what the device has)',
+    )
+    parser.add_argument(
         "-o",
         metavar="PLAN",
         dest="output",
@@ -146,7 +153,7 @@ def _plan(parser: ArgumentParser, args: Namespace) -> None:
         if args.json:
             documents.append(report.document(comparison, saved.path if saved else None, traces))
         else:
-            points = () if names_workload(args) else _sweep(args, machine, workload)
+            points = () if names_workload(args) else _sweep(args, machine, comparison)
             footer = _next_steps(saved, comparison) if saved else []
             _show(comparison, points, [*footer, *_trace_lines(traces)])
         comparisons.append(comparison)
@@ -186,16 +193,14 @@ def _write(
 
 def _choices(args: Namespace) -> dict[str, Any]:
     """Give the flags that `plan_all` takes."""
-    from charm_sched.planners import PLANNERS
-
-    everything = args.strategy in (("auto",), ("all",))
     return {
-        "strategies": tuple(PLANNERS) if everything else args.strategy,
+        "strategies": args.strategy,
         "directions": DIRECTIONS if args.direction == "both" else (args.direction,),
         "partition": args.partition or "auto",
         "ranks": args.ranks,
         "devices": args.devices,
         "params": dict(args.params),
+        "memory": args.memory,
     }
 
 
@@ -207,11 +212,11 @@ def _compare(args: Namespace, machine: Topology, workload: Workload) -> Comparis
         return plan_all(machine, workload, progress=say, **_choices(args))
 
 
-def _sweep(args: Namespace, machine: Topology, workload: Workload) -> Sequence[Point]:
+def _sweep(args: Namespace, machine: Topology, known: Comparison) -> Sequence[Point]:
     from charm_sched.sweep import sweep
 
     with progress_line(machine.name, quiet=args.json) as say:
-        return sweep(machine, workload, _choices(args), progress=say)
+        return sweep(machine, known.workload, _choices(args), known=known, progress=say)
 
 
 def _next_steps(saved: Saved, comparison: Comparison) -> list[str]:

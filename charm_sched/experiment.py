@@ -7,10 +7,10 @@ attention. Kernels take the time of the file's model (paced) or compute for real
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from charm_sched.cost import op_seconds
 from charm_sched.plans import Plan, Schedule
@@ -141,6 +141,7 @@ def experiment(
     strategies: Sequence[str],
     directions: Sequence[str],
     partition: str = "auto",
+    params: Mapping[str, Any] | None = None,
     repeat: int,
     timeout: float,
     paced: bool,
@@ -157,6 +158,7 @@ def experiment(
         strategies: Names.
         directions: ``forward``, ``backward`` or both.
         partition: Its name, or ``auto`` for the best of each strategy.
+        params: Parameters that the strategies get, those that take them.
         repeat: Timed runs each.
         timeout: Seconds that a transfer may take.
         paced: Whether kernels take the modelled time instead of computing.
@@ -168,6 +170,7 @@ def experiment(
         strategies=strategies,
         directions=directions,
         partition=partition,
+        params=params,
         devices=lab.devices,
     )
     predicted = [_as_gloo(result, calibration.topology) for result in compared.results]

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from charm_sched.bounds import choose_devices
-from charm_sched.class_bounds import class_bound
+from charm_sched.class_bounds import class_bound, own_work
 from charm_sched.items import KINDS
-from charm_sched.partition import PARTITIONS
+from charm_sched.partition import Partition, partitions_for
 from charm_sched.plans import TRANSFER, Plan
 from charm_sched.schedule_bounds import bound
 from charm_sched.strategies import residents
 
 if TYPE_CHECKING:
     from charm_sched.bounds import Bound
+    from charm_sched.demands import Saved
     from charm_sched.topology import Topology
     from charm_sched.workload import Workload
 
@@ -35,23 +36,58 @@ class Limits:
     def __init__(self, topology: Topology, workload: Workload, devices: Sequence[str]) -> None:
         self._topology, self._workload, self._devices = topology, workload, tuple(devices)
         self._known: dict[tuple[object, ...], Bound] = {}
+        self._work: dict[tuple[str, Partition], float] = {}
 
     def of(self, plan: Plan) -> tuple[Bound, Bound | None]:
         """Give the bound of any schedule with a plan's partition, and that of its class.
 
         The second is None for plans that move anything but keys, values and their gradients.
         """
-        return self._get(bound, plan), self._get(class_bound, plan) if moves_keys(plan) else None
-
-    def _get(self, kind: Callable[..., Bound], plan: Plan) -> Bound:
         saved = residents(plan) if plan.direction == "backward" else ()
-        key = (kind, plan.direction, plan.partition, saved)
+        facts = (plan.direction, plan.partition, saved)
+        return self._get(bound, *facts), self._get(class_bound, *facts) if moves_keys(
+            plan
+        ) else None
+
+    def any_schedule(self, direction: str, partition: Partition) -> Bound:
+        """Give the bound of any schedule that starts without residents."""
+        return self._get(bound, direction, partition)
+
+    def floors(self, direction: str, partition: Partition, *, keys: bool) -> Iterator[float]:
+        """Yield seconds that no plan without residents can beat, the cheapest to find first.
+
+        Args:
+            direction: ``forward`` or ``backward``.
+            partition: Who owns which rows.
+            keys: The plan moves just keys, values and their gradients.
+        """
+        if keys:
+            yield self.work(direction, partition, keys=True)
+        yield self.any_schedule(direction, partition).seconds
+        if keys:
+            yield self._get(class_bound, direction, partition).seconds
+
+    def work(self, direction: str, partition: Partition, *, keys: bool) -> float:
+        """Give the seconds that computation alone takes at least, whatever is resident."""
+        if not keys:
+            return self.any_schedule(direction, partition).compute
+        key = (direction, partition)
+        if key not in self._work:
+            self._work[key] = own_work(
+                self._topology, self._devices, self._workload, partition, direction
+            )[0]
+        return self._work[key]
+
+    def _get(
+        self, kind: Callable[..., Bound], direction: str, partition: Partition, saved: Saved = ()
+    ) -> Bound:
+        key = (kind, direction, partition, saved)
         if key not in self._known:
             self._known[key] = kind(
                 self._topology,
                 self._workload,
-                direction=plan.direction,
-                partition=plan.partition,
+                direction=direction,
+                partition=partition,
                 devices=self._devices,
                 saved=saved,
             )
@@ -97,7 +133,7 @@ def machine_limits(
             kind: class_bound(
                 topology, workload, direction=direction, partition=kind, devices=chosen
             )
-            for kind in (PARTITIONS if partition == "auto" else (partition,))
+            for kind in (partitions_for(workload) if partition == "auto" else (partition,))
         }
         best = min(limits, key=lambda kind: (limits[kind].seconds, limits[kind].compute))
         shards = None if partition == "auto" else partition

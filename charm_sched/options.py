@@ -32,7 +32,8 @@ MOST_DEVICES = 1_000_000
 RANGE = re.compile(r"([0-9]{1,9})\.\.([0-9]{1,9})")
 
 STRATEGY_HELP = (
-    "auto: the best found (default); all: every strategy, with the reason where one cannot serve; "
+    "auto: the best found (default); all: every strategy, also those that a bound shows to be "
+    "slower, with the reason where one cannot serve; "
     "names such as ring,charm; or path/to/file.py:function"
 )
 
@@ -122,7 +123,8 @@ def _add_placement(group: _ArgumentGroup) -> None:
     group.add_argument(
         "--partition",
         choices=("auto", *PARTITIONS),
-        help="who owns which tokens (default: auto, the best for each strategy)",
+        help="who owns which tokens; per-document needs a mask of documents (default: auto, the "
+        "best for each strategy)",
     )
     who = group.add_mutually_exclusive_group()
     who.add_argument(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from charm_sched.sweep import Point
     from charm_sched.workload import Workload
 
+COMPUTING = ("computation", "kernels")
 TITLES = {"forward": "Forward", "backward": "Backward"}
 
 
@@ -46,21 +47,36 @@ def show(
     console.print(Text(LEGEND, style="dim"))
     console.print(Text(f"\n{describe(comparison.workload)}\n{_ranks(comparison)}"))
     served = [result.strategy for result in comparison.results]
-    names = names_of([*served, *(refusal.strategy for refusal in comparison.refused)])
+    absent = [refusal.strategy for refusal in comparison.refused]
+    names = names_of([*served, *absent, *(one.strategy for one in comparison.not_tried)])
     for number, (direction, result) in enumerate(comparison.chosen.items()):
         _direction(console, direction, result, names[result.strategy], explain=not number)
     if len(comparison.results) > len(comparison.chosen):
         _heading(console, "Every strategy with its best partition")
         _strategies(console, comparison, names)
-    if comparison.refused:
-        _heading(console, "Cannot serve this")
-        refused = [f"{names[r.strategy]}, {r.direction}: {r.reason}" for r in comparison.refused]
-        console.print(_listing(refused))
+    if comparison.why:
+        _heading(console, "Why this one")
+        console.print(Padding(Text(comparison.why), (0, 0, 0, 2)))
+    _absent(console, comparison, names)
     if points:
         _sweep(console, points)
     assumptions(console, assumptions_of(comparison))
     for number, line in enumerate(footer):
         console.print(Text(f"\n{line}" if not number else line), soft_wrap=True)
+
+
+def _absent(console: Console, comparison: Comparison, names: Mapping[str, str]) -> None:
+    """Print which strategies have no row, and why."""
+    if comparison.not_tried:
+        _heading(console, "Not tried, or not to the end: it could not have been chosen")
+        found: dict[str, list[str]] = {}
+        for one in comparison.not_tried:
+            found.setdefault(names[one.strategy], []).append(f"{one.direction} {one.reason}")
+        console.print(_listing([f"{name}: {'; '.join(told)}" for name, told in found.items()]))
+    if comparison.refused:
+        _heading(console, "Cannot serve this")
+        refused = [f"{names[r.strategy]}, {r.direction}: {r.reason}" for r in comparison.refused]
+        console.print(_listing(refused))
 
 
 def assumptions(console: Console, sentences: Sequence[str]) -> None:
@@ -155,9 +171,8 @@ def _facts(result: Result) -> Table:
     if result.fits is not None:
         memory += ", which fits" if result.fits else ": MORE THAN IT HAS"
     facts = Table.grid(padding=(0, 2))
-    params = [f"{key}={value}" for key, value in result.params.items()]
-    if params:
-        facts.add_row("parameters", Text(", ".join(params)))
+    if result.params:
+        facts.add_row("parameters", Text(_params(result)))
     facts.add_row("partition", result.partition)
     facts.add_row("moved", Text(", ".join(moved) or "nothing"))
     facts.add_row("busiest link", Text(f"{name}, {busy:.0%} of its bandwidth used"))
@@ -172,6 +187,7 @@ def _strategies(console: Console, comparison: Comparison, names: Mapping[str, st
     outer = tiers[0] if tiers else "moved"
     head = (
         "strategy", "time", "vs ring", "bound", "compute", "exposed", "partition", "memory", outer,
+        "parameters",
     )  # fmt: skip
     best = list(comparison.chosen.values())
     listed = [result.plan for result in comparison.results]
@@ -185,7 +201,7 @@ def _strategies(console: Console, comparison: Comparison, names: Mapping[str, st
         chosen = any(result.plan is other.plan for other in best)
         name = f"{CHOSEN if chosen else ' '} {names[result.strategy]}"
         rows.append((name, *_strategy_cells(result, outer)))
-    table = fitting(head, rows, console.width - 2, left=(0, 6))
+    table = fitting(head, rows, console.width - 2, left=(0, 6, 9))
     console.print(Padding(table, (0, 0, 0, 2)))
     note = (
         f"{CHOSEN} is what was chosen; time is computation and exposed communication together; "
@@ -205,7 +221,12 @@ def _strategy_cells(result: Result, outer: str) -> tuple[str, ...]:
         result.partition,
         format_bytes(result.peak_bytes, digits=3),
         format_bytes(timeline.tier_bytes.get(outer, 0), digits=3),
+        _params(result),
     )
+
+
+def _params(result: Result) -> str:
+    return ", ".join(f"{key}={value}" for key, value in result.params.items())
 
 
 def _forward_first(result: Result) -> tuple[bool, float]:
@@ -227,9 +248,14 @@ def _sweep(console: Console, points: Sequence[Point]) -> None:
                     *(format_seconds(s, digits=3) for s in seconds),
                     names[point.strategy],
                     f"{point.speedup:.2f}x",
-                    "computation" if point.limit == "computation" else "communication",
+                    "computation" if point.limit in COMPUTING else "communication",
                 )
             )
         table = fitting(head, rows, console.width - 2, left=(0, 4), name=4, least=16)
         console.print(Padding(table, (0, 0, 0, 2)))
         console.print(Padding(Text(verdict(found)), (0, 0, 0, 2)))
+    note = (
+        "But for the length above, each strategy was tried with its first parameters alone; "
+        "--seq-len searches the others."
+    )
+    console.print(Padding(Text(note, style="dim"), (0, 0, 0, 2)))

@@ -44,7 +44,18 @@ def document(
             {"strategy": r.strategy, "direction": r.direction, "reason": r.reason}
             for r in comparison.refused
         ],
+        "not_tried": [
+            {
+                "strategy": n.strategy,
+                "direction": n.direction,
+                "bound_s": n.bound,
+                "reason": n.reason,
+            }
+            for n in comparison.not_tried
+        ],
         "chosen": {direction: _detail(result) for direction, result in chosen},
+        "why": comparison.why,
+        "memory_limit": comparison.memory,
         "plan_file": None if plan_file is None else str(plan_file),
         "trace_files": [str(path) for path in trace_files],
         "assumptions": assumptions(comparison),

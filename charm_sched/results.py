@@ -60,6 +60,23 @@ class Refusal:
     reason: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class NotTried:
+    """A strategy that was not simulated to its end, because it could not have been chosen.
+
+    Attributes:
+        strategy: Its name.
+        direction: ``forward`` or ``backward``.
+        bound: Seconds that it takes at least.
+        reason: How that is known, in words.
+    """
+
+    strategy: str
+    direction: str
+    bound: float
+    reason: str
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Comparison:
     """Strategies side by side.
@@ -69,9 +86,14 @@ class Comparison:
         workload: What is computed.
         results: One per strategy and direction.
         refused: Strategies that cannot serve the workload.
-        chosen: Per direction the fastest result that fits; both directions have one partition.
+        chosen: Per direction a result. Together they are the fastest that fit; both directions have
+            one partition, and the backward starts from what the forward keeps.
         seconds: Where the time of the comparison went.
         assumptions: What the times rest on that is not measured or published.
+        not_tried: Strategies that could not have been chosen.
+        why: One sentence on why the chosen plans were chosen.
+        memory: Bytes per device that plans were to fit in; None for what the devices have.
+        simulated: How many plans were simulated to their end.
     """
 
     topology: Topology
@@ -81,6 +103,10 @@ class Comparison:
     chosen: Mapping[str, Result]
     seconds: Mapping[str, float]
     assumptions: tuple[str, ...]
+    not_tried: tuple[NotTried, ...] = ()
+    why: str = ""
+    memory: float | None = None
+    simulated: int = 0
 
     def schedule(self) -> Schedule | Plan:
         """Give the chosen plans: a schedule of two, or one plan."""
@@ -91,9 +117,16 @@ class Comparison:
         return next(iter(self.chosen.values())).plan
 
 
-def fits(peaks: Sequence[int], plan: Plan, topology: Topology) -> bool | None:
-    """Say whether each rank's peak memory fits its device; None where some memory is unknown."""
+def fits(
+    peaks: Sequence[int], plan: Plan, topology: Topology, limit: float | None = None
+) -> bool | None:
+    """Say whether each rank's peak memory fits its device; None where some memory is unknown.
+
+    ``limit`` is bytes that no rank may exceed, where its device has more or is not known.
+    """
     memories = [topology.device(device).memory for device in plan.devices]
+    if limit is not None:
+        memories = [limit if memory is None else min(memory, limit) for memory in memories]
     if any(memory is None for memory in memories):
         return None
     return all(

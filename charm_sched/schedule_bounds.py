@@ -69,7 +69,7 @@ def bound(
         workload: What is computed.
         direction: ``forward`` or ``backward``.
         partition: How many tokens each rank owns. None for any partition into shards of up to
-            2 ceil(tokens / 2 ranks): contiguous, zigzag, striped.
+            2 ceil(tokens / 2 ranks): all those with a name.
         ranks: That many devices, spread evenly over the top-level domains.
         devices: These devices, in this order. Not together with ``ranks``.
         saved: (rank, item, slot) of what is resident when the backward begins.
@@ -167,7 +167,7 @@ def _task(
 
 def _tokens(workload: Workload, partition: str | Partition | None, ranks: int) -> Ints:
     if isinstance(partition, str):
-        partition = Partition.named(partition, workload.seq_len, ranks)
+        partition = Partition.of(partition, workload, ranks)
     if partition is None:
         return np.full(ranks, 2 * math.ceil(workload.seq_len / (2 * ranks)))
     if (partition.seq_len, partition.num_ranks) != (workload.seq_len, ranks):

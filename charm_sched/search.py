@@ -1,27 +1,25 @@
-"""Planning: strategies, their variants and partitions are compared by simulation.
+"""Planning: strategies, their parameters, partitions and residents are compared by simulation.
 
 `plan` gives the one plan or schedule a user asked for; `plan_all` compares strategies against
-Ring-Attention. Every plan that leaves this module is verified.
+Ring-Attention. Every plan that leaves this module is verified. docs/auto.md says how it decides.
 """
 
 from __future__ import annotations
 
-import itertools
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from charm_sched.bounds import choose_devices
-from charm_sched.errors import CharmSchedError, StrategyError, WorkloadError
-from charm_sched.items import Item
-from charm_sched.limits import Limits, check
-from charm_sched.partition import PARTITIONS, Partition
+from charm_sched.errors import StrategyError, WorkloadError
+from charm_sched.partition import partitions_for
 from charm_sched.planners import PLANNERS
-from charm_sched.plans import DIRECTIONS, Plan, Schedule, residents_of
-from charm_sched.results import Comparison, Refusal, Result, fits
-from charm_sched.strategies import build, check_params, load_strategy, residents, takes, variants_of
+from charm_sched.plans import DIRECTIONS, Plan, Schedule
+from charm_sched.results import Comparison, NotTried, Refusal, Result
+from charm_sched.search_choice import fastest, reason, rows_of, with_speedup
+from charm_sched.search_explore import SHOWN, Explorer, PassError, Rules
+from charm_sched.search_standing import Standing
+from charm_sched.search_trials import SECONDS, Bench, Trial
+from charm_sched.strategies import build, check_params, load_strategy, residents, takes
 
 if TYPE_CHECKING:
     from charm_sched.planners.external import Planner
@@ -29,20 +27,22 @@ if TYPE_CHECKING:
     from charm_sched.workload import Workload
 
 BASELINE = "ring"
-CLOSE = 1.02  # times within this factor of the best count as equal, and preference decides
-SECONDS = ("plan", "verify", "bound", "simulate")
+AUTO, ALL = "auto", "all"
+PROMISING = (BASELINE, "charm", "mesh", "usp")
+"""What ``auto`` tries first: the sooner a good plan is found, the more others need no trial."""
 
 
 def plan(
     topology: Topology,
     workload: Workload,
     *,
-    strategy: str = "auto",
+    strategy: str = AUTO,
     direction: str = "both",
     partition: str = "auto",
     ranks: int | None = None,
     devices: Sequence[str] | None = None,
     params: Mapping[str, Any] | None = None,
+    memory: float | None = None,
 ) -> Schedule | Plan:
     """Plan attention on a machine.
 
@@ -50,12 +50,16 @@ def plan(
         topology: The machine.
         workload: What is computed.
         strategy: A name of `PLANNERS`, ``path/to/file.py:function``, or ``auto`` for the fastest.
-        direction: ``forward``, ``backward`` or ``both``.
-        partition: ``contiguous``, ``zigzag``, or ``auto`` for the faster.
+        direction: ``forward``, ``backward`` or ``both``. With ``both`` the sum of the two counts,
+            so that the forward may be one that keeps what it received for the backward, and not
+            the fastest forward.
+        partition: The name of a partition, or ``auto`` for the fastest.
         ranks: That many devices, spread evenly over the top-level domains.
         devices: These devices, in this order. Not together with ``ranks``.
         params: Parameters that the strategies get, those that take them; what is not fixed here
             is tried.
+        memory: Bytes that no rank should exceed; None for what its device has. Plans that need
+            more are given only where nothing fits.
 
     Returns:
         A `Schedule` for ``both``, else a `Plan`; verified.
@@ -65,25 +69,27 @@ def plan(
         WorkloadError: Unknown partition or direction, or both ``ranks`` and ``devices``.
         TopologyError: Unknown devices, or fewer than ``ranks``.
     """
-    names = tuple(PLANNERS) if strategy == "auto" else (strategy,)
-    directions = DIRECTIONS if direction == "both" else (direction,)
-    search = _Search(topology, workload, directions, ranks=ranks, devices=devices)
-    found, refused = search.compare(names, partition, params)
-    if not found:
-        raise _nothing_left(refused)
-    return search.comparison(found, refused, found).schedule()
+    search = _Search(
+        Bench(topology, workload, choose_devices(topology, ranks, devices), memory),
+        DIRECTIONS if direction == "both" else (direction,),
+        partition,
+        params,
+    )
+    return search.comparison((strategy,), baseline=False).schedule()
 
 
 def plan_all(
     topology: Topology,
     workload: Workload,
     *,
-    strategies: Sequence[str] = tuple(PLANNERS),
+    strategies: Sequence[str] = (ALL,),
     directions: Sequence[str] = DIRECTIONS,
     partition: str = "auto",
     ranks: int | None = None,
     devices: Sequence[str] | None = None,
     params: Mapping[str, Any] | None = None,
+    memory: float | None = None,
+    thorough: bool = True,
     progress: Callable[[str], None] | None = None,
 ) -> Comparison:
     """Compare strategies, each with its best parameters and partition, against Ring-Attention.
@@ -91,13 +97,18 @@ def plan_all(
     Args:
         topology: The machine.
         workload: What is computed.
-        strategies: Names of `PLANNERS` or ``path/to/file.py:function``.
+        strategies: Names of `PLANNERS` or ``path/to/file.py:function``; ``all`` alone for all of
+            `PLANNERS`; ``auto`` alone for those of them that may be the fastest: what a bound
+            shows to be slower is not tried.
         directions: ``forward``, ``backward`` or both.
-        partition: ``contiguous``, ``zigzag``, or ``auto`` for the best of each strategy.
+        partition: The name of a partition, or ``auto`` for the best of each strategy.
         ranks: That many devices, spread evenly over the top-level domains.
         devices: These devices, in this order. Not together with ``ranks``.
         params: Parameters that the strategies get, those that take them; what is not fixed here
             is tried. The baseline gets none.
+        memory: Bytes that no rank should exceed; None for what its device has.
+        thorough: Try all parameters of each strategy, and what to keep resident; False for the
+            first parameters alone.
         progress: Called with a line of text before each strategy.
 
     Raises:
@@ -105,19 +116,177 @@ def plan_all(
         WorkloadError: Unknown partition or direction, or both ``ranks`` and ``devices``.
         TopologyError: Unknown devices, or fewer than ``ranks``.
     """
-    search = _Search(
-        topology, workload, directions, ranks=ranks, devices=devices, progress=progress
-    )
-    names = tuple(dict.fromkeys(strategies))
-    if not names:
+    if not strategies:
         raise StrategyError(f"strategy: expected at least one of {', '.join(PLANNERS)}")
-    found, refused = search.compare(names, partition, params)
-    if not found:
-        raise _nothing_left(refused)
-    base = found
-    if BASELINE not in names or partition != "auto" or params:
-        base, _ = search.compare((BASELINE,), "auto")
-    return search.comparison(found, refused, base)
+    search = _Search(
+        Bench(topology, workload, choose_devices(topology, ranks, devices), memory),
+        directions,
+        partition,
+        params,
+        thorough=thorough,
+        progress=progress,
+    )
+    return search.comparison(tuple(dict.fromkeys(strategies)), baseline=True)
+
+
+class _Search:
+    """Goes through strategies and partitions, and puts together what came out."""
+
+    def __init__(
+        self,
+        bench: Bench,
+        directions: Sequence[str],
+        partition: str,
+        params: Mapping[str, Any] | None,
+        *,
+        thorough: bool = True,
+        progress: Callable[[str], None] | None = None,
+    ) -> None:
+        for direction in directions:
+            if direction not in DIRECTIONS:
+                raise WorkloadError(
+                    f"direction: expected forward, backward or both, found {direction!r}"
+                )
+        self._bench, self._directions = bench, tuple(directions)
+        self._partition, self._params = partition, dict(params or {})
+        self._thorough, self._progress = thorough, progress or (lambda text: None)
+        self._refused: list[Refusal] = []
+        self._not_tried: list[NotTried] = []
+
+    def comparison(self, names: tuple[str, ...], *, baseline: bool) -> Comparison:
+        """Compare strategies, against Ring-Attention if that is wanted.
+
+        Raises:
+            StrategyError: None can serve the workload.
+        """
+        auto = names == (AUTO,)
+        given = tuple(PLANNERS) if names in ((AUTO,), (ALL,)) else names
+        planners = {name: load_strategy(name) for name in given}
+        check_params(planners, self._params)
+        kinds = self._kinds(self._partition)
+        rules = self._rules(self._params)
+        trials = self._race(planners, kinds, rules) if auto else self._each(planners, kinds, rules)
+        self._raise_for_params(planners, trials)
+        if not trials:
+            raise _nothing_left(self._refused)
+        own_rings = [t for t in trials if t.strategy == BASELINE]
+        if not baseline or (own_rings and self._partition == "auto" and not self._params):
+            return self._collect(planners, trials, own_rings)
+        ring = {BASELINE: load_strategy(BASELINE)}
+        base = self._each(ring, self._kinds("auto"), self._rules({}), refuse=False)
+        return self._collect(planners, trials, base)
+
+    def _rules(self, fixed: Mapping[str, Any], slack: float = 1.0) -> Rules:
+        return Rules(directions=self._directions, fixed=fixed, slack=slack, thorough=self._thorough)
+
+    def _kinds(self, partition: str) -> tuple[str, ...]:
+        if partition != "auto":
+            self._bench.partition(partition)
+            return (partition,)
+        return partitions_for(self._bench.workload)[::-1]  # contiguous, the least promising, last
+
+    def _each(
+        self,
+        planners: Mapping[str, Planner],
+        kinds: Sequence[str],
+        rules: Rules,
+        *,
+        refuse: bool = True,
+    ) -> list[Trial]:
+        """Give each strategy's best, whatever the others take."""
+        found: list[Trial] = []
+        for name, planner in planners.items():
+            standing = Standing(self._directions)
+            explorer = Explorer(self._bench, standing, rules)
+            wrong = self._explore(explorer, name, planner, kinds, refuse=refuse)
+            found += [trial for trial in standing.trials if trial.partition not in wrong]
+        return found
+
+    def _race(
+        self, planners: Mapping[str, Planner], kinds: Sequence[str], rules: Rules
+    ) -> list[Trial]:
+        """Let strategies beat each other, the promising ones first; the baseline runs alone."""
+        standing = Standing(self._directions)
+        for trial in self._each({BASELINE: planners[BASELINE]}, kinds, rules):
+            standing.add(trial)
+        explorer = Explorer(self._bench, standing, self._rules(rules.fixed, slack=SHOWN))
+        for name in [*PROMISING[1:], *(n for n in planners if n not in PROMISING)]:
+            self._explore(explorer, name, planners[name], kinds)
+        self._not_tried = explorer.not_tried
+        return standing.trials
+
+    def _explore(
+        self,
+        explorer: Explorer,
+        name: str,
+        planner: Planner,
+        kinds: Sequence[str],
+        *,
+        refuse: bool = True,
+    ) -> list[str]:
+        """Try a strategy on each partition; give those that it cannot serve."""
+        wrong = []
+        for kind in kinds:
+            self._progress(f"planning {name}, {kind} shards")
+            try:
+                explorer.explore(name, planner, kind)
+            except PassError as error:
+                wrong.append(kind)
+                if refuse:
+                    self._refused += _refusals(name, error, self._directions)
+        return wrong
+
+    def _raise_for_params(self, planners: Mapping[str, Planner], trials: Sequence[Trial]) -> None:
+        """Raise what a strategy has to say about parameters that the user fixed."""
+        served = {trial.strategy for trial in trials}
+        for refusal in self._refused:
+            if refusal.strategy not in served and any(
+                takes(planners[refusal.strategy], name) for name in self._params
+            ):
+                raise StrategyError(refusal.reason)
+
+    def _collect(
+        self, planners: Mapping[str, Planner], trials: Sequence[Trial], rings: Sequence[Trial]
+    ) -> Comparison:
+        """Put results together: a row per strategy and direction, what is chosen, and why."""
+        bench, directions = self._bench, self._directions
+        ring = [bench.settle(trial) for trial in rows_of(rings, directions)]
+        by_name = {name: [t for t in trials if t.strategy == name] for name in planners}
+        rows = [
+            with_speedup(bench.settle(trial), ring)
+            for tried in by_name.values()
+            for trial in rows_of(tried, directions)
+        ]
+        winners = fastest(trials, directions)
+        chosen = [with_speedup(bench.settle(trial), ring) for trial in winners]
+        served = {(trial.strategy, trial.direction) for trial in trials}
+        refused = [r for r in self._refused if (r.strategy, r.direction) not in served]
+        return Comparison(
+            topology=bench.topology,
+            workload=bench.workload,
+            results=tuple(rows),
+            refused=tuple({(r.strategy, r.direction): r for r in refused}.values()),
+            chosen={result.direction: result for result in chosen},
+            seconds=dict(bench.seconds),
+            assumptions=_assumptions(bench.topology, [*rows, *chosen]),
+            not_tried=_left_out(self._not_tried, [*rows, *refused]),
+            why=reason(chosen, rows, ring, bench.memory),
+            memory=bench.memory,
+            simulated=bench.simulated,
+        )
+
+
+def _refusals(name: str, error: PassError, directions: Sequence[str]) -> list[Refusal]:
+    return [
+        Refusal(
+            strategy=name,
+            direction=direction,
+            reason=str(error)
+            if direction == error.direction
+            else f"its {error.direction} was refused",
+        )
+        for direction in directions
+    ]
 
 
 def _nothing_left(refused: Sequence[Refusal]) -> StrategyError:
@@ -127,236 +296,22 @@ def _nothing_left(refused: Sequence[Refusal]) -> StrategyError:
     return StrategyError("; ".join(own[::-1]))
 
 
-class _PassError(StrategyError):
-    """A strategy cannot serve one direction."""
-
-    def __init__(self, message: str, direction: str) -> None:
-        super().__init__(message, direction)
-        self.direction = direction
-
-    def __str__(self) -> str:
-        return str(self.args[0])
-
-
-class _Search:
-    """Builds, verifies and simulates candidates, and remembers how long each took."""
-
-    def __init__(
-        self,
-        topology: Topology,
-        workload: Workload,
-        directions: Sequence[str],
-        *,
-        ranks: int | None,
-        devices: Sequence[str] | None,
-        progress: Callable[[str], None] | None = None,
-    ) -> None:
-        for direction in directions:
-            if direction not in DIRECTIONS:
-                raise WorkloadError(
-                    f"direction: expected forward, backward or both, found {direction!r}"
-                )
-        self.topology, self.workload, self.directions = topology, workload, tuple(directions)
-        self.devices = choose_devices(topology, ranks, devices)
-        self._limits = Limits(topology, workload, self.devices)
-        self.progress = progress or (lambda text: None)
-        self.seconds = dict.fromkeys(SECONDS, 0.0)
-        self._known: dict[tuple[str, str, str, str], list[Result]] = {}
-
-    @contextmanager
-    def _timed(self, what: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[what] += time.perf_counter() - start
-
-    def compare(
-        self, names: Sequence[str], partition: str, params: Mapping[str, Any] | None = None
-    ) -> tuple[list[list[Result]], list[Refusal]]:
-        """Give, per strategy and partition tried, a result per direction; and the refusals."""
-        partitions = self._partitions(partition)
-        planners = {name: load_strategy(name) for name in names}
-        check_params(planners, params or {})
-        found: list[list[Result]] = []
-        refused: list[Refusal] = []
-        for name, planner in planners.items():
-            variants = variants_of(name, planner, len(self.devices), params or {})
-            self.progress(f"{name}: planning {len(variants) * len(partitions)} variants")
-            for kind in partitions:
-                try:
-                    found.append(self._best(name, planner, kind, variants))
-                except _PassError as error:
-                    failed = error.direction
-                    refused += [
-                        Refusal(
-                            strategy=name,
-                            direction=direction,
-                            reason=str(error)
-                            if direction == failed
-                            else f"its {failed} was refused",
-                        )
-                        for direction in self.directions
-                    ]
-        served = {results[0].strategy for results in found}
-        for refusal in refused:
-            if refusal.strategy not in served and any(
-                takes(planners[refusal.strategy], name) for name in params or {}
-            ):
-                raise StrategyError(refusal.reason)
-        refused = [refusal for refusal in refused if refusal.strategy not in served]
-        return found, list({(r.strategy, r.direction): r for r in refused}.values())
-
-    def _partitions(self, partition: str) -> tuple[str, ...]:
-        if partition != "auto":
-            Partition.named(partition, self.workload.seq_len, len(self.devices))
-            return (partition,)
-        # Under a full mask all partitions of equal shards do the same work.
-        return PARTITIONS if self.workload.mask_rule.kind != "full" else ("contiguous",)
-
-    def _best(
-        self, name: str, planner: Planner, kind: str, variants: Sequence[Mapping[str, Any]]
-    ) -> list[Result]:
-        """Give the fastest variant of each direction."""
-        best: list[Result] = []
-        saved: tuple[tuple[int, Item, int], ...] = ()
-        for direction in self.directions:
-            key = (name, kind, direction, repr(variants))
-            if key not in self._known:
-                try:
-                    results = [
-                        self._result(name, planner, kind, direction, params, saved)
-                        for params in variants
-                    ]
-                except CharmSchedError as error:
-                    raise _PassError(str(error), direction) from error
-                self._known[key] = [_preferred(results)]
-            best += self._known[key]
-            saved = residents(best[-1].plan)
-        return best
-
-    def _result(
-        self,
-        name: str,
-        planner: Planner,
-        kind: str,
-        direction: str,
-        params: Mapping[str, Any],
-        saved: Sequence[tuple[int, Item, int]],
-    ) -> Result:
-        from charm_sched.simulator import simulate
-        from charm_sched.verifier import verify
-
-        with self._timed("plan"):
-            made = build(
-                planner,
-                name,
-                self.workload,
-                Partition.named(kind, self.workload.seq_len, len(self.devices)),
-                direction=direction,
-                topology=self.topology,
-                devices=self.devices,
-                params=params,
-                saved=saved,
-            )
-        with self._timed("verify"):
-            peaks = verify(made, self.workload).peak_bytes
-        with self._timed("simulate"):
-            timeline = simulate(made, self.topology)
-        with self._timed("bound"):
-            limit, class_limit = self._limits.of(made)
-            check(made, params, timeline.makespan, limit, class_limit)
-        return Result(
-            strategy=name,
-            params=params,
-            direction=direction,
-            partition=kind,
-            plan=made,
-            timeline=timeline,
-            peak_bytes=int(peaks.max()),
-            fits=fits(peaks.tolist(), made, self.topology),
-            bound=limit,
-            class_bound=class_limit,
-        )
-
-    def comparison(
-        self,
-        found: Sequence[Sequence[Result]],
-        refused: Sequence[Refusal],
-        base: Sequence[Sequence[Result]],
-    ) -> Comparison:
-        """Put results together: best partition per strategy, chosen plans, speedups over ring."""
-        rings = [results for results in base if results[0].strategy == BASELINE]
-        ring = min(rings, key=_rank_of) if rings else ()
-        by_strategy: dict[str, list[Sequence[Result]]] = {}
-        for results in found:
-            by_strategy.setdefault(results[0].strategy, []).append(results)
-        rows = [
-            _with_speedup(result, ring)
-            for tried in by_strategy.values()
-            for result in min(tried, key=_rank_of)
-        ]
-        chosen = [_with_speedup(result, ring) for result in _fastest(found, self.directions)]
-        return Comparison(
-            topology=self.topology,
-            workload=self.workload,
-            results=tuple(rows),
-            refused=tuple(refused),
-            chosen={result.direction: result for result in chosen},
-            seconds=dict(self.seconds),
-            assumptions=self._assumptions(rows),
-        )
-
-    def _assumptions(self, rows: Sequence[Result]) -> tuple[str, ...]:
-        from charm_sched.cost import op_seconds
-
-        notes = [op_seconds(row.plan, self.topology).notes for row in rows]
-        return tuple(
-            dict.fromkeys([*self.topology.basic_assumptions, *(n for ns in notes for n in ns)])
-        )
+def _left_out(found: Sequence[NotTried], rows: Sequence[Result | Refusal]) -> tuple[NotTried, ...]:
+    """Give what was left out and has no row: of each strategy and direction the least bound."""
+    shown = {(row.strategy, row.direction) for row in rows}
+    least: dict[tuple[str, str], NotTried] = {}
+    for one in found:
+        key = (one.strategy, one.direction)
+        if key not in shown and (key not in least or one.bound < least[key].bound):
+            least[key] = one
+    return tuple(least.values())
 
 
-def _preferred(results: Sequence[Result]) -> Result:
-    """Give the first result that fits and is about as fast as the fastest that fits."""
-    fitting = [result for result in results if result.fits is not False] or results
-    best = min(result.timeline.makespan for result in fitting)
-    return next(result for result in fitting if result.timeline.makespan <= CLOSE * best)
-
-
-def _total(results: Sequence[Result]) -> float:
-    return sum(result.timeline.makespan for result in results)
-
-
-def _fastest(found: Sequence[Sequence[Result]], directions: Sequence[str]) -> list[Result]:
-    """Choose a plan for each direction: what fits first, then the fastest, then the smallest.
-
-    The plans of two directions have one partition, and the backward starts from what the forward
-    keeps.
-    """
-    options: list[Sequence[Result]] = list(found)
-    if len(directions) == 2:
-        residents_by = {id(r): residents_of(r.plan) for results in found for r in results}
-        options = [
-            (one[0], other[1])
-            for one, other in itertools.product(found, found)
-            if one[0].partition == other[0].partition
-            and residents_by[id(one[0])] == residents_by[id(other[1])]
-        ]
-    best: Sequence[Result] = min(options, key=_rank_of)
-    return list(best)
-
-
-def _rank_of(results: Sequence[Result]) -> tuple[bool, float, int]:
-    too_large = any(result.fits is False for result in results)
-    return too_large, _total(results), sum(result.peak_bytes for result in results)
-
-
-def _with_speedup(result: Result, ring: Sequence[Result]) -> Result:
-    for other in ring:
-        if other.direction == result.direction:
-            ratio = other.timeline.makespan / result.timeline.makespan
-            return replace(result, speedup_vs_ring=ratio)
-    return result
+def _assumptions(topology: Topology, rows: Sequence[Result]) -> tuple[str, ...]:
+    notes = [
+        note for row in rows for note in (row.timeline.costs.notes if row.timeline.costs else ())
+    ]
+    return tuple(dict.fromkeys([*topology.basic_assumptions, *notes]))
 
 
 __all__ = [

@@ -19,11 +19,15 @@ if TYPE_CHECKING:
     from charm_sched.topology import Topology
     from charm_sched.workload import Workload
 
-# What is tried, in order of preference; the simulation decides (docs/decisions/0001). With many
-# ranks plans grow with the square of their number, and just the first is tried.
+# What is tried, the most promising first; the simulation decides. What is kept resident is tried
+# beside it (`search_pairs`), so `KEEPING` parameters count only where the user fixes them.
 VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
-    "charm": tuple(
-        {"pieces": pieces, "remerge": remerge} for remerge in (True, False) for pieces in (1, 2, 4)
+    "charm": (
+        {"pieces": 0, "remerge": False},
+        {"pieces": 5, "remerge": False},
+        {"pieces": 3, "remerge": False},
+        {"pieces": 5, "top_up": False, "remerge": False},
+        {"pieces": 0, "remerge": True},
     ),
     "all_gather": (
         {"chunks": 1},
@@ -37,7 +41,16 @@ VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "mesh": ({}, {"neighbours": "queries"}, {"neighbours": "keys"}),
     "pass_q": ({"direct": True}, {"direct": False}),
 }
-MOST_RANKS_FOR_VARIANTS = 64
+MOST_OPERATIONS = 50_000
+"""Of the first plan of a strategy: where it has more, its other parameters are not tried."""
+KEEPING = ("save", "reuse")
+"""Parameters that keep what a forward received resident for the backward."""
+SPLITTING = ("chunks",)
+"""Parameters that cut the same work and the same bytes into more operations."""
+KEEPERS = ("reverse_ring",)
+"""Strategies whose forward always keeps something resident."""
+KEY_MOVERS = ("ring", "reverse_ring", "double_ring", "all_gather", "tasp", "charm")
+"""Strategies that move keys, values and their gradients, and nothing else."""
 
 
 def build(
@@ -126,13 +139,22 @@ def check_params(planners: Mapping[str, Planner], params: Mapping[str, Any]) -> 
                 _check_value(planner, param, params[param])
 
 
-def variants_of(
-    name: str, planner: Planner, num_ranks: int, params: Mapping[str, Any]
-) -> list[Mapping[str, Any]]:
-    """List the parameters to try, in order of preference; ``params`` are fixed."""
-    variants = VARIANTS.get(name, ({},))
-    if num_ranks > MOST_RANKS_FOR_VARIANTS:
-        variants = variants[:1]
+def variants_of(name: str, planner: Planner, params: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """List the parameters to try, in order; ``params`` are fixed. Nothing is kept resident."""
     fixed = {key: value for key, value in params.items() if takes(planner, key)}
-    merged = [{**variant, **fixed} for variant in variants]
+    plain = [
+        {key: value for key, value in variant.items() if key not in KEEPING}
+        for variant in VARIANTS.get(name, ({},))
+    ]
+    merged = [{**variant, **fixed} for variant in plain]
     return list({repr(sorted(variant.items())): variant for variant in merged}.values())
+
+
+def may_keep(name: str, params: Mapping[str, Any]) -> bool:
+    """Say whether a forward with these parameters may keep something resident."""
+    return name in KEEPERS or is_external(name) or any(params.get(key) for key in KEEPING)
+
+
+def alike(params: Mapping[str, Any]) -> str:
+    """Name what parameters have in common that only cut work and bytes differently."""
+    return repr(sorted((key, value) for key, value in params.items() if key not in SPLITTING))

@@ -24,7 +24,17 @@ HARDLY = 1.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One length and direction: computation alone, Ring-Attention, and the best plan found."""
+    """One length and direction: computation alone, Ring-Attention, and the best plan found.
+
+    Attributes:
+        seq_len: The length.
+        direction: ``forward`` or ``backward``.
+        strategy: Of the best plan.
+        compute_s: Seconds of computation of the best plan.
+        ring_s: Seconds that Ring-Attention takes.
+        best_s: Seconds that the best plan takes.
+        ring_compute_s: Seconds of computation of Ring-Attention; None where that is not known.
+    """
 
     seq_len: int
     direction: str
@@ -32,6 +42,7 @@ class Point:
     compute_s: float
     ring_s: float
     best_s: float
+    ring_compute_s: float | None = None
 
     @property
     def speedup(self) -> float:
@@ -40,13 +51,15 @@ class Point:
 
     @property
     def limit(self) -> str:
-        """What decides here: ``strategy``, ``computation`` or ``communication``.
+        """What decides here: ``strategy``, ``kernels``, ``computation`` or ``communication``.
 
-        The strategy does where the best plan is clearly faster than Ring-Attention. Elsewhere
+        The strategy does where the best plan is clearly faster than Ring-Attention; if
+        Ring-Attention waits for nothing, it is because its kernels take longer. Elsewhere
         computation does if the best plan takes hardly more, and communication if it takes more.
         """
         if self.speedup >= CLEAR:
-            return "strategy"
+            waits = self.ring_compute_s is None or self.ring_s >= CLEAR * self.ring_compute_s
+            return "strategy" if waits else "kernels"
         return "computation" if self.best_s < HARDLY * self.compute_s else "communication"
 
 
@@ -56,15 +69,28 @@ def sweep(
     choices: Mapping[str, Any],
     *,
     lengths: Sequence[int] = LENGTHS,
+    known: Comparison | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> tuple[Point, ...]:
-    """Plan one workload at several lengths; ``choices`` goes to `plan_all`."""
+    """Plan one workload at several lengths, each strategy with its first parameters alone.
+
+    Args:
+        topology: The machine.
+        workload: What is computed; its length is replaced.
+        choices: What `plan_all` gets as well.
+        lengths: The lengths.
+        known: What is known of one of them already.
+        progress: Called with a line of text before each length.
+    """
     points: list[Point] = []
     for length in lengths:
+        work = replace(workload, seq_len=length)
+        if known is not None and known.workload == work:
+            points += points_of(known)
+            continue
         if progress:
             progress(f"{format_tokens(length)} tokens")
-        comparison = plan_all(topology, replace(workload, seq_len=length), **choices)
-        points += points_of(comparison)
+        points += points_of(plan_all(topology, work, **choices, thorough=False))
     return tuple(points)
 
 
@@ -72,6 +98,7 @@ def points_of(comparison: Comparison) -> Iterator[Point]:
     """Yield one point per direction of a comparison."""
     for direction, result in comparison.chosen.items():
         best = result.timeline.makespan
+        rings = (r for r in comparison.results if (r.strategy, r.direction) == ("ring", direction))
         yield Point(
             seq_len=comparison.workload.seq_len,
             direction=direction,
@@ -79,6 +106,7 @@ def points_of(comparison: Comparison) -> Iterator[Point]:
             compute_s=result.timeline.compute_s,
             ring_s=best * (result.speedup_vs_ring or 1.0),
             best_s=best,
+            ring_compute_s=next((ring.timeline.compute_s for ring in rings), None),
         )
 
 
@@ -106,9 +134,12 @@ def _sentence(points: Sequence[Point], *, last: bool, only: bool) -> str:
             return f"{where} computation is the limit: every good schedule is as fast there."
         case "communication":
             return f"{where} communication limits every plan found, and Ring-Attention no more."
-        case _:
+        case decides:
             names = " or ".join(dict.fromkeys(short_name(point.strategy) for point in points))
             least, most = (f"{f(point.speedup for point in points):.2f}" for f in (min, max))
             times = least if least == most else f"{least} to {most}"
             limit = f"{where} communication limits Ring-Attention"
+            if decides == "kernels":
+                where = f"From {first} on" if last and not only else where
+                limit = f"{where} computation is the limit, and other kernels take less of it"
             return f"{limit}: {names} is {times} times as fast."

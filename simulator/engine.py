@@ -37,7 +37,17 @@ TOLERANCE = 1e-12  # relative to now; later than that is another instant
 FEW = 48  # nodes per step; below this plain Python beats NumPy
 
 
-def simulate(plan: Plan, topology: Topology | None = None, *, rule: str = "grouped") -> Timeline:
+class TooLate(Exception):  # noqa: N818  (an answer, not an error)
+    """A plan takes longer than it was asked about."""
+
+
+def simulate(
+    plan: Plan,
+    topology: Topology | None = None,
+    *,
+    rule: str = "grouped",
+    until: float = np.inf,
+) -> Timeline:
     """Give the start and end of every op of a plan on a topology.
 
     Args:
@@ -45,8 +55,10 @@ def simulate(plan: Plan, topology: Topology | None = None, *, rule: str = "group
         topology: The machine; None for the one the plan was made for.
         rule: ``grouped``, where a batch of transfers starts and ends as one (NCCL), or ``free``,
             where each transfer waits for its own input and slot alone (gloo).
+        until: Seconds after which nobody wants to know how long the plan takes.
 
     Raises:
+        TooLate: It takes longer than ``until``.
         SimulationError: No topology, a device that it lacks, a transfer without bandwidth, or ops
             that wait for each other.
         PlanError: The rule is unknown, or items and slots contradict themselves.
@@ -58,7 +70,7 @@ def simulate(plan: Plan, topology: Topology | None = None, *, rule: str = "group
     _check_devices(plan, machine)
     costs = op_seconds(plan, machine)
     resources = find_resources(plan, machine, costs)
-    engine = _Engine(plan, find_waits(plan, rule), resources)
+    engine = _Engine(plan, find_waits(plan, rule), resources, until)
     start, end = engine.run()
     return Timeline(
         plan=plan,
@@ -88,8 +100,8 @@ def _check_devices(plan: Plan, topology: Topology) -> None:
 class _Engine:
     """The state of one simulation."""
 
-    def __init__(self, plan: Plan, waits: Waits, resources: Resources) -> None:
-        self._plan = plan
+    def __init__(self, plan: Plan, waits: Waits, resources: Resources, until: float) -> None:
+        self._plan, self._until = plan, until
         self._num_ops = len(plan)
         self._ptr, self._after = waits.ptr, waits.after
         self._open = waits.count.copy()
@@ -130,6 +142,8 @@ class _Engine:
         self._advance_many(np.flatnonzero(self._open == 0), released=True)
         self._share()
         while (first := clock.peek()) < np.inf:
+            if first > self._until:
+                raise TooLate
             horizon = first * (1 + TOLERANCE)
             while clock.peek() <= horizon:
                 clock.step()
@@ -238,4 +252,4 @@ class _Engine:
         )
 
 
-__all__ = ["simulate"]
+__all__ = ["TooLate", "simulate"]

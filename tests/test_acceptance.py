@@ -6,10 +6,9 @@ full mask, on the two machines of the CHARM+ abstract.
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
+from charm_sched.planners import PLANNERS
 from charm_sched.search import Comparison, Result, plan_all
 from charm_sched.topology import Topology, load_topology
 from charm_sched.workload import Workload
@@ -81,15 +80,20 @@ def test_charm_crosses_the_sockets_with_little_more_than_half_of_rings_bytes() -
 
 
 @pytest.mark.parametrize("name", ["dual_node_nvlink", "dual_numa_pcie"])
-def test_where_computation_limits_every_schedule_that_hides_is_as_good(name: str) -> None:
-    hiding = ("ring", "reverse_ring", "double_ring", "charm")  # nothing exposed, even at the start
-    compared = plan_all(
-        load_topology(name), multi_head(512 * 1024), strategies=hiding, directions=("forward",)
-    )
+def test_where_computation_limits_no_strategy_is_far_from_it(name: str) -> None:
+    """All share one limit, the devices' rates; what starts by waiting loses a few per cent."""
+    compared = plan_all(load_topology(name), multi_head(512 * 1024))
+    assert {r.strategy for r in compared.results} == set(PLANNERS) - {"tasp"}
     for result in compared.results:
-        assert result.timeline.makespan == pytest.approx(result.timeline.compute_s, rel=0.02)
-        assert result.speedup_vs_ring is not None
-        assert math.isclose(result.speedup_vs_ring, 1, rel_tol=0.02)
+        work = result.bound.compute  # all of it, over all rates: no strategy can do with less
+        assert work <= result.timeline.compute_s <= 1.001 * work
+        assert result.timeline.makespan <= 1.05 * work
+    for strategy in ("ring", "reverse_ring", "double_ring", "mesh", "charm"):
+        assert row(compared, strategy, "forward").timeline.makespan <= 1.001 * work_of(compared)
+
+
+def work_of(compared: Comparison) -> float:
+    return row(compared, "ring", "forward").bound.compute
 
 
 @pytest.mark.parametrize(
@@ -99,7 +103,7 @@ def test_where_computation_limits_every_schedule_that_hides_is_as_good(name: str
 )  # fmt: skip
 def test_the_other_shipped_machines_are_planned_in_both_directions(name: str) -> None:
     work = Workload(seq_len=32 * 1024, heads=32, kv_heads=8, head_dim=128, mask="causal")
-    compared = plan_all(load_topology(name), work)
+    compared = plan_all(load_topology(name), work, strategies=("auto",))
     for direction in ("forward", "backward"):
         chosen = compared.chosen[direction]
         assert chosen.speedup_vs_ring is not None

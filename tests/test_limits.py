@@ -10,7 +10,6 @@ import pytest
 from rich.console import Console
 
 from charm_sched import Partition, Workload, load_topology, plan, plan_all
-from charm_sched import search as search_module
 from charm_sched.assess import assess
 from charm_sched.bounds import Bound
 from charm_sched.limits import BoundError, Limits, check, machine_limits, moves_keys
@@ -61,7 +60,7 @@ def test_a_simulation_that_beats_its_bound_is_an_internal_error(
 ) -> None:
     """It is not taken for a strategy that cannot serve."""
     high = Bound(seconds=1.0, reason="a mistake", cut=None, compute=1.0, communication=0.0)
-    monkeypatch.setattr(search_module.Limits, "of", lambda self, plan: (high, None))
+    monkeypatch.setattr(Limits, "of", lambda self, plan: (high, None))
     message = (
         r"internal error: ring \{\} \(forward, contiguous\) is simulated to take "
         r"0\.00\d+ s, less than its bound of 1.0 s by a mistake"

@@ -27,7 +27,8 @@ RESULT = {
 }  # fmt: skip
 DOCUMENT = {
     "schema": TEXT, "version": COUNT, "topology": (dict,), "workload": (dict,),
-    "results": (list,), "refused": (list,), "chosen": (dict,), "plan_file": (str, type(None)),
+    "results": (list,), "refused": (list,), "not_tried": (list,), "chosen": (dict,), "why": TEXT,
+    "memory_limit": (int, float, type(None)), "plan_file": (str, type(None)),
     "trace_files": (list,), "assumptions": (list,), "seconds": (dict,),
 }  # fmt: skip
 WORKLOAD = {

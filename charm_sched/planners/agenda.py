@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from charm_sched.arrays import Bools, Ints
+from charm_sched.arrays import Ints
 from charm_sched.builder import Builder
 from charm_sched.items import HOME
-from charm_sched.partition import count_rows, split_rows
-from charm_sched.planners.hierarchy import Line, Path, exchange_lines
+from charm_sched.planners.cells import seconds_of
+from charm_sched.planners.exchange import cut_steps, link_passages, moved_items
+from charm_sched.planners.hierarchy import Line, Path
 from charm_sched.planners.machine import Machine
-from charm_sched.planners.timetable import (
-    Sitting,
-    Stay,
-    Step,
-    Work,
-    order_attends,
-    pace_exchange,
-)
+from charm_sched.planners.messages import Messages
+from charm_sched.planners.sittings import Cell, Sitting, Stay, Work, order_attends
+from charm_sched.planners.timetable import Lanes, Passage, lock_together
 
 LOCAL, CROSS = "compute", "compute-cross"
+OWN = -1
+KERNELS = 10  # overheads of a call that a kernel of the backward may at least take
 
 
 class Agenda:
@@ -31,13 +29,13 @@ class Agenda:
     Attributes:
         b: The builder to write to.
         machine: Tree, paces and speeds.
-        pieces: Sub-pieces per shard.
         remerge: Whether pieces from outside the innermost domain have their own compute stream.
-        q: Query item of each rank, ``[ranks]``.
-        kv: KV items, ``[ranks, pieces]``.
-        steps: Exchange steps with planned times.
-        arrives: Per step, the ranks to which it really moves KV (not those where it is resident).
+        decouple: Whether each tier has streams of its own.
+        cells: The shards in cells.
+        steps: Steps of KV, by planned start.
+        returns: Steps that gradients take the other way, not planned yet.
         groups: Ranks that do everything alike.
+        seconds: Each rank's time with each cell, ``[rank, owner, cell]``.
         sittings: Attends of each group, in order.
         slack: Seconds between the last use of a slot and its next.
     """
@@ -46,34 +44,31 @@ class Agenda:
         self,
         b: Builder,
         machine: Machine,
-        pieces: int,
+        messages: Messages,
         *,
         levels: bool,
         decouple: bool,
         remerge: bool,
     ) -> None:
-        self.b, self.machine, self.pieces = b, machine, pieces
+        self.b, self.machine, self.messages = b, machine, messages
         self.levels, self.decouple, self.remerge = levels, decouple, remerge
         self.backward = b.direction == "backward"
-        self.q, self.kv = b.shards("q"), b.pieces("kv", pieces)
-        # Unmasked (query, key) pairs of each rank with each piece: [ranks, owner, sub].
-        self._areas = np.stack(
-            [b.areas(np.full(self.kv.shape, query), self.kv) for query in self.q]
-        ).astype(np.float64)
-        lines = [line for depth in exchange_lines(machine.tree) for line in depth]
-        self.steps = self._wanted_steps(lines)
-        pace_exchange(self.steps, machine.paces, levels=levels, decouple=decouple)
+        self.cells = messages.cells
+        self.steps = cut_steps(messages.lines, self.cells, messages.chunks, messages.resident)
+        self.plan_passages(link_passages(self.steps, levels=levels, own_first=not self.backward))
+        self.steps.sort(key=lambda step: step.start if step.passage else -1.0)
+        self.returns = (
+            cut_steps(messages.lines, self.cells, messages.chunks) if self.backward else []
+        )
         lengths = [step.end - step.start for step in self.steps]
         self.slack = float(np.mean(lengths)) if lengths else 0.0
-        resident = {(rank, b.item(item.kind, item.rows, item.heads)) for rank, item, _ in b.saved}
-        self.arrives = [self._arrives(step, resident) for step in self.steps]
+        self.seconds = seconds_of(
+            self.cells, machine.triple_seconds, machine.masked_seconds, b.workload.heads
+        )
         self.groups = self._alike()
         self.sittings = [self._sittings(int(group[0])) for group in self.groups]
-        self.end = max(
-            [step.end for step in self.steps]
-            + [sittings[-1].end for sittings in self.sittings if sittings]
-            + [0.0]
-        )
+        ends = [sittings[-1].end for sittings in self.sittings if sittings]
+        self.end = max([0.0, *(step.end for step in self.steps), *ends])
 
     @property
     def first_slot(self) -> int:
@@ -88,173 +83,195 @@ class Agenda:
         """Give the part that a line's pieces are attended into."""
         return int(self.remerge and self.crosses(line))
 
-    def stream(self, line: Line) -> str:
-        """Name the stream that a line's transfers run on."""
-        return self.machine.streams[line.depth] if self.decouple else "exchange"
+    def stream(self, passage: Passage) -> str:
+        """Name the stream that a passage runs on."""
+        if not self.decouple:
+            return "exchange"
+        tier = self.machine.streams[passage.depth]
+        return f"{tier}-{passage.lane + 1}" if passage.lane else tier
 
-    def area(self, rank: int, owner: int, sub: int) -> float:
-        """Count the unmasked (query, key) pairs of a rank's queries with a piece."""
-        return float(self._areas[rank, owner, sub])
-
-    def _wanted_steps(self, lines: list[Line]) -> list[Step]:
-        """Make a step of each line and sub-piece that somebody downstream attends."""
-        ranks, work = self.b.ranks, self.b.workload
-        rows = [
-            [count_rows(piece) for piece in split_rows(shard, self.pieces)]
-            for shard in self.b.partition.shards
-        ]
-        sizes = np.array(rows, np.int64) * work.num_kv_heads * work.row_bytes("kv")
-        steps = []
-        for sub in range(self.pieces):
-            wanted: dict[Path, Bools] = {}
-            nobody = np.zeros(len(ranks), bool)
-            for line in reversed(lines):
-                there = (line.src >= 0) & (self.kv[line.piece, sub] >= 0)
-                attends = self._areas[ranks, line.piece, sub] > 0
-                receives = there & (attends | wanted.get(line.got, nobody))
-                if not receives.any():
-                    continue
-                upstream = wanted.setdefault(line.held, nobody.copy())
-                upstream[line.src[receives]] = True
-                size = int(sizes[line.piece[receives], sub].max())
-                steps.append(Step(line=line, sub=sub, receives=receives, size=size))
-        return steps[::-1]
-
-    def _arrives(self, step: Step, resident: set[tuple[int, int]]) -> Bools:
-        arrives = step.receives.copy()
-        if resident:
-            for rank in np.flatnonzero(arrives):
-                piece = int(self.kv[step.line.piece[rank], step.sub])
-                arrives[rank] = (int(rank), piece) not in resident
-        return arrives
+    def plan_passages(self, passages: list[Passage]) -> None:
+        """Plan when passages run, on the lanes of their tiers."""
+        Lanes(self.machine.paces, self.messages.lanes).run(passages)
+        if not self.decouple:
+            lock_together(passages, len(self.machine.paces))
 
     def _alike(self) -> list[Ints]:
         ranks = self.b.ranks
-        marks = [self.machine.triple_seconds, *self._areas[ranks, ranks].T]
-        for step, arrives in zip(self.steps, self.arrives, strict=True):
-            sends = np.zeros(len(ranks), bool)
-            sends[step.line.src[step.receives]] = True
-            work = np.where(step.receives, self._areas[ranks, step.line.piece, step.sub], -1.0)
-            marks += [sends, work, arrives]
-        rows = np.ascontiguousarray(np.vstack(marks).T.astype(np.float64))
+        own = self.cells.areas[ranks, ranks], self.cells.kinds[ranks, ranks]
+        speeds = np.stack([self.machine.triple_seconds, self.machine.masked_seconds], axis=1)
+        marks = [speeds, *own]
+        for step in (*self.steps, *self.returns):
+            sends = np.zeros((len(ranks), 1), bool)
+            sends[step.line.src[step.takes.any(axis=1)]] = True
+            at = ranks, step.line.piece, slice(step.cells.start, step.cells.stop)
+            marks += [sends, step.takes, step.moves]
+            marks += [step.takes * self.cells.areas[at], step.takes * self.cells.kinds[at]]
+        rows = np.ascontiguousarray(np.hstack(marks).astype(np.float64))
         groups: dict[bytes, list[int]] = {}
         for rank in ranks:
             groups.setdefault(rows[rank].tobytes(), []).append(int(rank))
         return [np.array(group) for group in groups.values()]
 
     def _sittings(self, rank: int) -> list[Sitting]:
-        speed = self.b.workload.heads * self.machine.triple_seconds[rank]
-        work = [
-            Work(
-                number=-1 - sub,
-                ready=0.0,
-                seconds=self.area(rank, rank, sub) * speed,
-                crosses=False,
-                urgency=2 + sub if self.backward else 0,
-            )
-            for sub in range(self.pieces)
-            if self.area(rank, rank, sub) > 0
-        ]
+        work = self._own_work(rank)
+        kinds, seconds = self.cells.kinds[rank], self.seconds[rank]
         for number, step in enumerate(self.steps):
             owner = int(step.line.piece[rank])
-            if not step.receives[rank] or self.area(rank, owner, step.sub) == 0:
-                continue
             crosses = self.crosses(step.line)
-            work.append(
-                Work(
-                    number=number,
-                    ready=step.end if self.arrives[number][rank] else 0.0,
-                    seconds=self.area(rank, owner, step.sub) * speed,
-                    crosses=crosses,
-                    urgency=int(not crosses) if self.backward else 0,
+            found: dict[tuple[int, bool], list[int]] = {}
+            for index in np.flatnonzero(step.takes[rank]).tolist():
+                cell = step.cells[index]
+                kind, arrives = int(kinds[owner, cell]), bool(step.moves[rank, index])
+                if kind:
+                    found.setdefault((kind, arrives), []).append(cell)
+            for (kind, arrives), cells in found.items():
+                work.append(
+                    Work(
+                        cells=tuple((number, cell) for cell in cells),
+                        ready=step.end if arrives else 0.0,
+                        seconds=float(seconds[owner, cells].sum()),
+                        crosses=crosses,
+                        kind=kind,
+                        urgency=int(not crosses) if self.backward else 0,
+                    )
                 )
-            )
-        most = max((item.seconds for item in work), default=0.0) * self.pieces
-        return order_attends(
-            work,
-            overhead=self.machine.overhead,
-            mix=not self.remerge,
-            most=most if self.backward else float("inf"),
-        )
+        most = float("inf")
+        if self.backward:
+            piece = max([0.0, *seconds.sum(axis=1)])
+            most = max(piece, KERNELS * self.machine.overhead)
+        return order_attends(work, overhead=self.machine.overhead, mix=not self.remerge, most=most)
+
+    def _own_work(self, rank: int) -> list[Work]:
+        kinds, seconds = self.cells.kinds[rank, rank], self.seconds[rank, rank]
+        subs = [range(sub, sub + 1) for sub in range(self.cells.subs)]
+        work = []
+        for sub in subs if self.backward else [range(self.cells.subs)]:
+            part = self.cells.of_subs(sub)
+            cells = [cell for cell in range(part.start, part.stop) if kinds[cell]]
+            if cells:
+                work.append(
+                    Work(
+                        cells=tuple((OWN, cell) for cell in cells),
+                        ready=0.0,
+                        seconds=float(seconds[cells].sum()),
+                        crosses=False,
+                        kind=int(kinds[cells[0]]),
+                        urgency=2 + sub.start if self.backward else 0,
+                    )
+                )
+        return work
 
     def kv_stays(self, rank: int, sittings: list[Sitting]) -> list[Stay]:
-        """List how long each piece that arrives at a rank is needed there."""
+        """List how long each cell that arrives at a rank is needed there."""
         passed_on: dict[tuple[Path, int], float] = {}
         for step in self.steps:
-            source = (step.line.held, step.sub)
-            passed_on[source] = max(passed_on.get(source, 0.0), step.end)
-        attended = {number: sitting.end for sitting in sittings for number in sitting.numbers}
+            for cell in step.cells:
+                source = (step.line.held, cell)
+                passed_on[source] = max(passed_on.get(source, 0.0), step.end)
+        attended = {cell: sitting.end for sitting in sittings for cell in sitting.cells}
         return [
             Stay(
-                ("kv", number),
+                ("kv", number, step.cells[index]),
                 step.start,
                 max(
                     step.end,
-                    attended.get(number, 0.0),
-                    passed_on.get((step.line.got, step.sub), 0.0),
+                    attended.get((number, step.cells[index]), 0.0),
+                    passed_on.get((step.line.got, step.cells[index]), 0.0),
                 ),
             )
             for number, step in enumerate(self.steps)
-            if self.arrives[number][rank]
+            for index in np.flatnonzero(step.moves[rank]).tolist()
         ]
 
     def write_exchange(self, slots: list[Ints]) -> None:
-        """Write the KV transfers; ``slots`` gives each step's slot on each rank."""
-        for step, arrives, slot in zip(self.steps, self.arrives, slots, strict=True):
-            r = np.flatnonzero(arrives)
+        """Write the KV transfers; ``slots`` gives the slots of each step's cells on each rank."""
+        for step, slot in zip(self.steps, slots, strict=True):
+            if not step.passage:
+                continue
+            r, items = moved_items(step, self.cells.kv, step.moves)
             self.b.transfer(
                 src=step.line.src[r],
                 dst=r,
-                items=self.kv[step.line.piece[r], step.sub],
-                level=step.level,
-                stream=self.stream(step.line),
+                items=items,
+                level=step.passage.level,
+                stream=self.stream(step.passage),
                 slot=slot[r],
                 order=step.start,
             )
 
     def write_attends(
-        self, *, query_slot: int, key_slots: list[dict[int, int]] | None = None
+        self, *, query_slot: int, key_slots: list[dict[Cell, int]] | None = None
     ) -> None:
         """Write the attends.
 
         Args:
-            query_slot: Slot where part 1 of a rank's ``o`` or ``dq`` is kept.
-            key_slots: Backward: per group, the slot of each step's (or own sub-piece's) ``dkv``.
+            query_slot: First slot where part 1 of a rank's ``o`` or ``dq`` is kept, by run.
+            key_slots: Backward: per group, the slot of the ``dkv`` of each cell.
         """
+        alike: dict[tuple[int, int], list[tuple[Ints, Sitting, list[int]]]] = {}
         for group, (ranks, sittings) in enumerate(zip(self.groups, self.sittings, strict=True)):
+            slots = key_slots[group] if key_slots else {}
             for sitting in sittings:
                 part = int(self.remerge and sitting.crosses)
-                keys = [self._piece(number, ranks) for number in sitting.numbers]
-                slots = key_slots[group] if key_slots else {}
-                self.b.attend(
-                    rank=ranks,
-                    queries=self.q[ranks],
-                    keys=np.stack(keys, axis=1),
-                    stream=CROSS if part else LOCAL,
-                    part=part,
-                    query_slot=query_slot if part else HOME,
-                    key_slot=np.array([[slots.get(number, HOME) for number in sitting.numbers]]),
-                    order=sitting.start,
-                )
+                at = [slots.get(cell, HOME) for cell in sitting.cells]
+                entry = (ranks, sitting, at)
+                alike.setdefault((part, len(at).bit_length()), []).append(entry)
+        for (part, _), entries in alike.items():
+            self._write_alike(part, entries, query_slot)
 
-    def _piece(self, number: int, ranks: Ints) -> Ints:
-        """Give the KV item that a sitting's number means on each of some ranks."""
-        if number < 0:
-            return self.kv[ranks, -1 - number]
-        step = self.steps[number]
-        return self.kv[step.line.piece[ranks], step.sub]
+    def _write_alike(
+        self, part: int, entries: list[tuple[Ints, Sitting, list[int]]], query_slot: int
+    ) -> None:
+        """Write attends of one part and of about as many keys with one call."""
+        counts = [len(ranks) for ranks, _, _ in entries]
+        rank = np.concatenate([ranks for ranks, _, _ in entries])
+        longest = max(len(at) for _, _, at in entries)
+        keys = np.full((len(rank), longest), -1)
+        slots = np.full((len(rank), longest), HOME)
+        first = 0
+        for ranks, sitting, at in entries:
+            rows = slice(first, first + len(ranks))
+            for column, cell in enumerate(sitting.cells):
+                keys[rows, column] = self._item(cell, ranks)
+            slots[rows, : len(at)] = at
+            first += len(ranks)
+        kinds = np.repeat([sitting.kind for _, sitting, _ in entries], counts)
+        runs = np.arange(self.cells.runs)
+        seen = (kinds[:, None] >> runs & 1) > 0
+        self.b.attend(
+            rank=rank,
+            queries=np.where(seen, self.cells.q[rank], -1),
+            keys=keys,
+            stream=CROSS if part else LOCAL,
+            part=part,
+            query_slot=(query_slot + runs)[None] if part else HOME,
+            key_slot=slots,
+            order=np.repeat([sitting.start for _, sitting, _ in entries], counts),
+        )
+
+    def _item(self, cell: Cell, ranks: Ints) -> Ints:
+        """Give the KV item that a cell means on each of some ranks."""
+        number, index = cell
+        owners = ranks if number == OWN else self.steps[number].line.piece[ranks]
+        return self.cells.kv[owners, index]
+
+    def owner(self, number: int, rank: int) -> int:
+        """Give the owner of what a step, or `OWN`, brings to a rank."""
+        return rank if number == OWN else int(self.steps[number].line.piece[rank])
 
     def write_merge(self, kind: str) -> None:
-        """Write the merge of part 1 of each rank's ``o`` or ``dq`` into part 0, at the end."""
+        """Write the merges of part 1 of each rank's ``o`` or ``dq`` into part 0, at the end."""
         if not self.remerge:
             return
-        inputs, outputs = self.b.shards(kind, part=1), self.b.shards(kind)
+        inputs, outputs = (self.cells.query_items(kind, part=part) for part in (1, 0))
         for ranks, sittings in zip(self.groups, self.sittings, strict=True):
-            if any(sitting.crosses for sitting in sittings):
+            kinds = {sitting.kind for sitting in sittings if sitting.crosses}
+            for run in sorted({int(run) for kind_ in kinds for run in self.cells.queries(kind_)}):
                 self.b.merge(
                     rank=ranks,
-                    inputs=inputs[ranks],
-                    output=outputs[ranks],
+                    inputs=inputs[ranks, run],
+                    output=outputs[ranks, run],
                     stream=LOCAL,
                     order=2 * self.end + 1,
                 )

@@ -6,10 +6,15 @@ across hardware boundaries has a stream of its own, so that neither it nor the e
 waits for the other; the partial results of several streams are merged again. What the abstract
 leaves open is decided here:
 
-* Any number of tiers. A piece enters each domain of every tier exactly once, through the
-  counterpart of its owner, and is passed on inside (`hierarchy`).
-* One peer per level. Own pieces first, then what arrives, in planned order of arrival.
-* A rank attends what has arrived as one kernel, in planned order of arrival.
+* Any number of tiers. A piece enters each domain of every tier once, through the counterpart of its
+  owner, and is passed on inside (`hierarchy`); more often just where links between domains would
+  idle otherwise (`messages`).
+* One peer per message. Each tier has a lane, or two where one would wait for its latency. A list
+  schedule (`timetable`) fixes their order: own pieces first, then what arrives; in the backward
+  first what arrives, as its gradients have a longer way home.
+* Shards are cut into cells (`cells`), so that what a mask hides moves to nobody, and
+  kernels are dense rectangles.
+* A rank attends what has arrived as one kernel, in planned order of arrival (`sittings`).
 * Backward: the same lines, read backwards, bring the gradients home, summed inside a domain before
   they cross (`charm_backward`). What has the longest way home is attended first.
 """
@@ -23,16 +28,21 @@ from charm_sched.builder import Builder
 from charm_sched.errors import StrategyError
 from charm_sched.items import HOME
 from charm_sched.planners.agenda import Agenda
+from charm_sched.planners.cells import Cells
 from charm_sched.planners.charm_backward import write_backward
+from charm_sched.planners.exchange import moved_items
 from charm_sched.planners.hierarchy import Tree
 from charm_sched.planners.machine import machine_of
-from charm_sched.planners.timetable import Stay, allot_slots
+from charm_sched.planners.messages import Messages, suitable_pieces
+from charm_sched.planners.sittings import Stay, allot_slots
 
 
 def charm(
     b: Builder,
     *,
-    pieces: int = 1,
+    pieces: int = 0,
+    lanes: int = 0,
+    top_up: bool = True,
     levels: bool = True,
     decouple: bool = True,
     remerge: bool = True,
@@ -43,7 +53,10 @@ def charm(
 
     Args:
         b: The builder.
-        pieces: Sub-pieces that each shard moves in.
+        pieces: Sub-pieces that each shard moves in; 0 for as many as latency allows.
+        lanes: Streams of each tier, which take turns; 0 for as many as pay.
+        top_up: Let idle links between domains bring pieces to more ranks than one; with more than
+            128 ranks they never do.
         levels: Ablation: False sends to all peers of a tier at once.
         decouple: Ablation: False ties the levels of all tiers together in one stream.
         remerge: Ablation: False computes everything in one stream, with nothing to merge.
@@ -51,14 +64,22 @@ def charm(
         domains: Nested ranks, instead of the topology's domains.
 
     Raises:
-        StrategyError: ``pieces`` below 1, or ``domains`` that are not the ranks.
+        StrategyError: ``pieces`` or ``lanes`` below 0, or ``domains`` that are not the ranks.
     """
-    if pieces < 1:
-        raise StrategyError(f"charm: expected pieces of 1 or more, found {pieces}")
-    agenda = Agenda(
-        b, machine_of(b, domains), pieces, levels=levels, decouple=decouple, remerge=remerge
+    for name, count in (("pieces", pieces), ("lanes", lanes)):
+        if count < 0:
+            raise StrategyError(f"charm: expected {name} of 0 or more, found {count}")
+    machine, work = machine_of(b, domains), b.workload
+    backward = b.direction == "backward"
+    messages = Messages(
+        machine,
+        Cells(b, pieces or suitable_pieces(b, machine)),
+        lanes=lanes if levels and decouple else 1,
+        top_up=top_up,
+        growth=work.row_bytes("dkv") / work.row_bytes("kv") if backward else 0.0,
     )
-    if b.direction == "backward":
+    agenda = Agenda(b, machine, messages, levels=levels, decouple=decouple, remerge=remerge)
+    if backward:
         write_backward(agenda)
         return
     slots, count = _kv_slots(agenda, save=save)
@@ -67,20 +88,21 @@ def charm(
     agenda.write_merge("o")
     if save:
         for step, slot in zip(agenda.steps, slots, strict=True):
-            r = np.flatnonzero(step.receives)
-            b.keep(rank=r, items=agenda.kv[step.line.piece[r], step.sub], slot=slot[r])
+            r, items = moved_items(step, agenda.cells.kv, step.moves)
+            for column in range(items.shape[1]):
+                b.keep(rank=r, items=items[:, column], slot=slot[r, column])
 
 
 def _kv_slots(agenda: Agenda, *, save: bool) -> tuple[list[Ints], int]:
-    """Give each step's slot on each rank, and how many slots there are."""
-    slots = [np.full(agenda.b.num_ranks, HOME) for _ in agenda.steps]
+    """Give the slots of each step's cells on each rank, and how many slots there are."""
+    slots = [np.full(step.moves.shape, HOME) for step in agenda.steps]
     most = 0
     for ranks, sittings in zip(agenda.groups, agenda.sittings, strict=True):
         stays = agenda.kv_stays(int(ranks[0]), sittings)
         if save:
             stays = [Stay(stay.key, stay.start, float("inf")) for stay in stays]
         numbers, count = allot_slots(stays, slack=agenda.slack)
-        for key, number in numbers.items():
-            slots[key[1]][ranks] = number
+        for (_, step, cell), number in numbers.items():
+            slots[step][ranks, cell - agenda.steps[step].cells.start] = number
         most = max(most, count)
     return slots, most

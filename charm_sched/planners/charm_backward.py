@@ -11,182 +11,167 @@ another one's sum.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 
-from charm_sched.arrays import Ints
+from charm_sched.arrays import Floats, Ints
 from charm_sched.items import HOME
-from charm_sched.planners.agenda import LOCAL, Agenda
+from charm_sched.planners.agenda import LOCAL, OWN, Agenda
+from charm_sched.planners.exchange import moved_items
 from charm_sched.planners.hierarchy import Path
-from charm_sched.planners.timetable import Sitting, Stay, allot_slots
-
-
-@dataclass(slots=True, kw_only=True)
-class _Return:
-    """The planned way back of one step's gradients."""
-
-    start: float = 0.0
-    end: float = 0.0
-    level: int = 0
+from charm_sched.planners.sittings import Cell, Key, Sitting, Stay, allot_slots
+from charm_sched.planners.timetable import Passage
 
 
 @dataclass(slots=True)
 class _Sum:
     """What adds up in one partial result on a rank: (start, end, contributor), and its last use."""
 
-    contributions: list[tuple[float, float, tuple[str, int]]] = field(default_factory=list)
+    contributions: list[tuple[float, float, Key]] = field(default_factory=list)
     until: float = 0.0
+
+
+_Sums: TypeAlias = dict[tuple[int, int, int], _Sum]
 
 
 def write_backward(agenda: Agenda) -> None:
     """Write the backward plan of an agenda."""
     attended = [
-        {number: sitting for sitting in sittings for number in sitting.numbers}
+        {cell: sitting for sitting in sittings for cell in sitting.cells}
         for sittings in agenda.sittings
     ]
-    returns = _plan_returns(agenda, attended)
-    finish = max([agenda.end, *(way.end for way in returns)])
+    _plan_returns(agenda, attended)
+    finish = max([agenda.end, *(step.end for step in agenda.returns)])
     kv_slots, first = _kv_slots(agenda)
-    back_slots = [np.full(agenda.b.num_ranks, HOME) for _ in agenda.steps]
-    key_slots: list[dict[int, int]] = []
+    back_slots = [np.full(step.takes.shape, HOME) for step in agenda.returns]
+    key_slots: list[dict[Cell, int]] = []
     most = first
     for ranks, sittings in zip(agenda.groups, attended, strict=True):
-        sums = _sums(agenda, int(ranks[0]), sittings, returns, finish)
-        slots, count = _place(sums, first, agenda.slack)
-        for (kind, number), slot in slots.items():
+        sums = _sums(agenda, int(ranks[0]), sittings, finish)
+        slots, count = _place(sums, int(ranks[0]), first, agenda.slack)
+        for (kind, number, cell), slot in slots.items():
             if kind == "back":
-                back_slots[number][ranks] = slot
-        key_slots.append({number: slot for (kind, number), slot in slots.items() if kind == "own"})
+                back_slots[number][ranks, cell - agenda.returns[number].cells.start] = slot
+        key_slots.append(
+            {(number, cell): slot for (kind, number, cell), slot in slots.items() if kind == "own"}
+        )
         most = max(most, count)
     agenda.write_attends(query_slot=most, key_slots=key_slots)
     agenda.write_exchange(kv_slots)
-    _write_returns(agenda, returns, back_slots)
+    _write_returns(agenda, back_slots)
     agenda.write_merge("dq")
     _write_merges(agenda, finish)
 
 
 def _kv_slots(agenda: Agenda) -> tuple[list[Ints], int]:
-    slots = [np.full(agenda.b.num_ranks, HOME) for _ in agenda.steps]
+    slots = [np.full(step.moves.shape, HOME) for step in agenda.steps]
     most = agenda.first_slot
     for ranks, sittings in zip(agenda.groups, agenda.sittings, strict=True):
         numbers, count = allot_slots(agenda.kv_stays(int(ranks[0]), sittings), slack=agenda.slack)
-        for key, number in numbers.items():
-            slots[key[1]][ranks] = agenda.first_slot + number
+        for (_, step, cell), number in numbers.items():
+            place = cell - agenda.steps[step].cells.start
+            slots[step][ranks, place] = agenda.first_slot + number
         most = max(most, agenda.first_slot + count)
     return slots, most
 
 
-def _plan_returns(agenda: Agenda, attended: list[dict[int, Sitting]]) -> list[_Return]:
-    """Plan when each step's gradients go back: inner tiers first, each in order of readiness."""
+def _plan_returns(agenda: Agenda, attended: list[dict[Cell, Sitting]]) -> None:
+    """Plan when gradients go back: each step after those that join it, as they are ready."""
     work = agenda.b.workload
     growth = work.row_bytes("dkv") / work.row_bytes("kv")
-    returns = [_Return() for _ in agenda.steps]
-    children_end: dict[tuple[Path, int], float] = {}
-    for depth in reversed(range(len(agenda.machine.paces))):
-        here = [n for n, step in enumerate(agenda.steps) if step.line.depth == depth]
-        ready = {}
-        for number in here:
-            step = agenda.steps[number]
-            ends = [sittings[number].end for sittings in attended if number in sittings]
-            ready[number] = max([0.0, *ends, children_end.get((step.line.got, step.sub), 0.0)])
-        together = _levels_of(agenda, here, ready)
-        clock = 0.0
-        for level, numbers in enumerate(together):
-            begin = clock = max(clock, max(ready[number] for number in numbers))
-            for number in numbers:
-                step, way = agenda.steps[number], returns[number]
-                way.level, way.start = level, begin
-                clock = way.end = agenda.machine.paces[depth].end(clock, step.size * growth)
-                source = (step.line.held, step.sub)
-                children_end[source] = max(children_end.get(source, 0.0), way.end)
-    if not agenda.decouple:
-        starts = sorted({way.start for way in returns})
-        for way in returns:
-            way.level = starts.index(way.start)
-    return returns
+    ranks, ready = agenda.b.ranks, _attended_until(agenda, attended)
+    joining: dict[tuple[Path, int], list[Passage]] = {}
+    shared: dict[tuple[int, Path, range], Passage] = {}
+    passages: list[Passage] = []
+    for step in sorted(agenda.returns, key=lambda step: -step.line.depth):
+        line = step.line
+        passage = None if agenda.levels else shared.get((line.depth, line.held, step.subs))
+        if passage is None:
+            passage = shared[line.depth, line.held, step.subs] = Passage(depth=line.depth)
+            passages.append(passage)
+        ends = ready[ranks, line.piece, step.cells.start : step.cells.stop]
+        passage.ready = max(passage.ready, float((ends * step.takes).max()))
+        passage.size += step.size * growth
+        for sub in step.subs:
+            for before in joining.get((line.got, sub), ()):
+                if before not in passage.after:
+                    passage.after.append(before)
+            joining.setdefault((line.held, sub), []).append(passage)
+        step.passage = passage
+    agenda.plan_passages(passages)
 
 
-def _levels_of(agenda: Agenda, here: list[int], ready: dict[int, float]) -> list[list[int]]:
-    """Put steps into levels: one each, or all of one held piece together."""
-    order = sorted(here, key=lambda number: (ready[number], number))
-    if agenda.levels:
-        return [[number] for number in order]
-    groups: dict[tuple[Path, int], list[int]] = {}
-    for number in order:
-        step = agenda.steps[number]
-        groups.setdefault((step.line.held, step.sub), []).append(number)
-    return sorted(groups.values(), key=lambda numbers: max(ready[n] for n in numbers))
+def _attended_until(agenda: Agenda, attended: list[dict[Cell, Sitting]]) -> Floats:
+    """Give when each rank has attended each owner's cell, ``[rank, owner, cell]``."""
+    ends = np.zeros_like(agenda.seconds)
+    for ranks, sittings in zip(agenda.groups, attended, strict=True):
+        for (number, cell), sitting in sittings.items():
+            owners = ranks if number == OWN else agenda.steps[number].line.piece[ranks]
+            ends[ranks, owners, cell] = sitting.end
+    return ends
 
 
 def _sums(
     agenda: Agenda,
     rank: int,
-    attended: dict[int, Sitting],
-    returns: list[_Return],
+    attended: dict[Cell, Sitting],
     finish: float,
-) -> dict[tuple[str, int, int], _Sum]:
+) -> _Sums:
     """List what adds up on a rank.
 
-    Keys are ("step", number of the step that brought the piece, 0), ("home", sub-piece, 0) or
-    ("home", sub-piece, 1) for what comes from outside and is merged at the end.
+    Keys are (owner, cell, 0), or (owner, cell, 1) for what the owner itself gets from outside its
+    domain and merges at the end.
     """
-    sums: dict[tuple[str, int, int], _Sum] = {}
-    brought = {}
-    for number, step in enumerate(agenda.steps):
-        if step.receives[rank]:
-            brought[step.line.got, step.sub] = number
-            sums["step", number, 0] = _Sum(until=returns[number].end)
-    for number, sitting in attended.items():
-        key = ("step", number, 0) if number >= 0 else ("home", -1 - number, 0)
-        entry = (sitting.start, sitting.end, ("own", number))
+    sums: _Sums = {}
+    for step in agenda.returns:
+        for index in np.flatnonzero(step.takes[rank]).tolist():
+            sums[int(step.line.piece[rank]), step.cells[index], 0] = _Sum(until=step.end)
+    for (number, cell), sitting in attended.items():
+        entry = (sitting.start, sitting.end, ("own", number, cell))
+        key = (agenda.owner(number, rank), cell, 0)
         sums.setdefault(key, _Sum()).contributions.append(entry)
-    for number, step in enumerate(agenda.steps):
-        if rank not in step.line.src[step.receives]:
-            continue
-        if step.line.held:
-            key = ("step", brought[step.line.held, step.sub], 0)
-        else:
-            key = ("home", step.sub, agenda.part(step.line))
-        way = returns[number]
-        entry = (way.start, way.end, ("back", number))
-        sums.setdefault(key, _Sum(until=2 * finish + 2)).contributions.append(entry)
+    for number, step in enumerate(agenda.returns):
+        part = 0 if step.line.held else agenda.part(step.line)
+        for child, index in np.argwhere(step.takes & (step.line.src == rank)[:, None]).tolist():
+            cell = step.cells[index]
+            key = (int(step.line.piece[child]), cell, part)
+            entry = (step.start, step.end, ("back", number, cell))
+            sums.setdefault(key, _Sum(until=2 * finish + 2)).contributions.append(entry)
     return sums
 
 
-def _place(
-    sums: dict[tuple[str, int, int], _Sum], first_slot: int, slack: float
-) -> tuple[dict[tuple[str, int], int], int]:
+def _place(sums: _Sums, rank: int, first_slot: int, slack: float) -> tuple[dict[Key, int], int]:
     """Give every contribution its slot, and say where the slots end."""
     stays = []
-    for (kind, _, part), total in sums.items():
+    for (owner, _, part), total in sums.items():
         # Attends come before transfers where both start at once, as the builder sorts them.
-        total.contributions.sort(key=lambda entry: (entry[0], entry[2][0] != "own", entry[2][1]))
+        total.contributions.sort(key=lambda entry: (entry[0], entry[2][0] != "own", entry[2][1:]))
         end = 0.0
         for index, (start, own_end, contributor) in enumerate(total.contributions):
             end = max(end, own_end)
             if index:
                 stays.append(Stay(contributor, start, end))
-            elif kind == "step" or part:
+            elif owner != rank or part:
                 stays.append(Stay(contributor, start, max(total.until, own_end)))
     numbers, count = allot_slots(stays, slack=slack)
-    slots = {key: first_slot + number for key, number in numbers.items()}
-    return slots, first_slot + count
+    return {key: first_slot + number for key, number in numbers.items()}, first_slot + count
 
 
-def _write_returns(agenda: Agenda, returns: list[_Return], slots: list[Ints]) -> None:
-    b = agenda.b
-    dkv = [b.pieces("dkv", agenda.pieces, part=part) for part in (0, 1)]
-    for step, way, slot in zip(agenda.steps, returns, slots, strict=True):
-        r = np.flatnonzero(step.receives)
+def _write_returns(agenda: Agenda, slots: list[Ints]) -> None:
+    dkv = [agenda.cells.items("dkv", part=part) for part in (0, 1)]
+    for step, slot in zip(agenda.returns, slots, strict=True):
+        assert step.passage
+        r, items = moved_items(step, dkv[agenda.part(step.line)], step.takes)
         src = step.line.src[r]
-        b.transfer(
+        agenda.b.transfer(
             src=r,
             dst=src,
-            items=dkv[agenda.part(step.line)][step.line.piece[r], step.sub],
-            level=way.level,
-            stream=f"{agenda.stream(step.line)}-gradients",
+            items=items,
+            level=step.passage.level,
+            stream=f"{agenda.stream(step.passage)}-gradients",
             slot=slot[src],
-            order=way.start,
+            order=step.start,
         )
 
 
@@ -194,21 +179,19 @@ def _write_merges(agenda: Agenda, finish: float) -> None:
     """Write the merges of gradients that came from outside into the owner's own."""
     if not agenda.remerge:
         return
-    b = agenda.b
-    inputs, outputs = (b.pieces("dkv", agenda.pieces, part=part) for part in (1, 0))
-    for sub in range(agenda.pieces):
-        owners = {
-            int(rank)
-            for step in agenda.steps
-            if step.sub == sub and not step.line.held and agenda.part(step.line)
-            for rank in step.line.src[step.receives]
-        }
-        r = np.array(sorted(owners), np.int64)
+    inputs, outputs = (agenda.cells.items("dkv", part=part) for part in (1, 0))
+    returns = np.zeros(inputs.shape, bool)
+    for step in agenda.returns:
+        if not step.line.held and agenda.part(step.line):
+            ranks, places = np.nonzero(step.takes)
+            returns[step.line.src[ranks], step.cells.start + places] = True
+    for cell in range(agenda.cells.count):
+        r = np.flatnonzero(returns[:, cell])
         if len(r):
-            b.merge(
+            agenda.b.merge(
                 rank=r,
-                inputs=inputs[r, sub],
-                output=outputs[r, sub],
+                inputs=inputs[r, cell],
+                output=outputs[r, cell],
                 stream=LOCAL,
                 order=2 * finish + 1,
             )

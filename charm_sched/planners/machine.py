@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +26,7 @@ class Machine:
         paces: Planned speed of each depth of the tree, outermost first.
         streams: Name of each depth's tier.
         triple_seconds: Seconds of each rank per unmasked (query, key, head) triple.
+        masked_seconds: The same in kernels of which the mask hides a part.
         overhead: Seconds per kernel call.
     """
 
@@ -33,6 +34,7 @@ class Machine:
     paces: tuple[Pace, ...]
     streams: tuple[str, ...]
     triple_seconds: Floats
+    masked_seconds: Floats
     overhead: float
 
 
@@ -52,27 +54,33 @@ def machine_of(b: Builder, domains: Tree | None) -> Machine:
         tree = tree_of(root, b.devices) if root else list(range(b.num_ranks))
     _check_tree(tree, b.num_ranks)
     depth = _depth(tree)
-    rates, overhead = _speeds(b, topology)
+    (rates, masked_rates), overhead = _speeds(b, topology)
+    flops = b.workload.flops_per_pair(b.direction)
     return Machine(
         tree=tree,
-        paces=_paces(b, topology, tree, root) if topology else (Pace(1e9, 0.0),) * depth,
+        paces=_paces(b, topology, tree, root) if topology else _equal_paces(depth),
         streams=_names(root) if root else tuple(f"tier{i}" for i in range(depth)),
-        triple_seconds=b.workload.flops_per_pair(b.direction) / rates,
+        triple_seconds=flops / rates,
+        masked_seconds=flops / masked_rates,
         overhead=overhead,
     )
 
 
 def _speeds(b: Builder, topology: Topology | None) -> tuple[Floats, float]:
-    """Give each rank's sustained FLOP/s, and the largest overhead of a kernel call in seconds."""
+    """Give each rank's sustained FLOP/s, without and with a mask, and the overhead of a kernel."""
     if topology is None:
-        return np.full(b.num_ranks, 1e12), 0.0
+        return np.full((2, b.num_ranks), 1e12), 0.0
     work = b.workload
     profiles = [topology.device(name).compute for name in b.devices]
+    masks = (False, work.mask_rule.kind != "full")
     rates = [
-        profile.rate(direction=b.direction, head_dim=work.head_dim, causal=False, dtype=work.dtype)[
-            0
+        [
+            profile.rate(
+                direction=b.direction, head_dim=work.head_dim, causal=causal, dtype=work.dtype
+            )[0]
+            for profile in profiles
         ]
-        for profile in profiles
+        for causal in masks
     ]
     return np.array(rates), max(profile.overhead for profile in profiles)
 
@@ -87,8 +95,13 @@ def _names(root: Domain) -> tuple[str, ...]:
     return tuple(names)
 
 
+def _equal_paces(depth: int) -> tuple[Pace, ...]:
+    """Take all tiers as equally fast, over one port of each rank."""
+    return tuple(Pace(1e9, 0.0, 1e9, (1e9,) * outer) for outer in range(depth))
+
+
 def _paces(b: Builder, topology: Topology, tree: Tree, root: Domain | None) -> tuple[Pace, ...]:
-    """Estimate one message of each depth while all ranks send at once.
+    """Estimate the messages of each depth while all ranks send at once.
 
     Read off one pair of counterparts per depth: the narrowest part of their route, its cap per
     flow, and the cut around the first domain over its devices.
@@ -101,25 +114,26 @@ def _paces(b: Builder, topology: Topology, tree: Tree, root: Domain | None) -> t
             one, other = (b.devices[leaves(child)[0]] for child in node[:2])
             route = topology.route(one, other)
             widths = {i: topology.capacities[i].bandwidth for i in route.capacities}
-            share = float("inf")
+            share = np.inf
             if domain:
                 first = domain.children[0]
                 share = topology.domain_bandwidth(first) / len(first.devices)
-            beside = tuple(
-                min((widths[i] - outer.bandwidth for i in taken & set(widths)), default=np.inf)
-                for outer, taken in zip(paces, crossed, strict=True)
+            common = tuple(
+                float(min((widths[i] for i in taken & set(widths)), default=np.inf))
+                for taken in crossed
             )
-            bandwidth = min(*widths.values(), route.flow_cap, share)
-            floor = bandwidth / 100  # what is left beside another tier is never taken as nothing
-            paces.append(Pace(bandwidth, route.latency, tuple(max(left, floor) for left in beside)))
+            alone = float(min(*widths.values(), route.flow_cap))
+            paces.append(Pace(min(alone, float(share)), route.latency, alone, common))
             crossed.append(set(widths))
         else:
-            paces.append(Pace(np.inf, 0.0, (np.inf,) * len(paces)))
+            paces.append(Pace(np.inf, 0.0, np.inf, (np.inf,) * len(paces)))
             crossed.append(set())
         node = node[0]
         domain = domain.children[0] if domain else None
-    deeper = _depth(tree) - len(paces)
-    return (*paces, *(paces[-1:] or [Pace(1e9, 0.0)]) * deeper)
+    while len(paces) < _depth(tree):  # what the first branch of the tree does not reach
+        last = paces[-1] if paces else Pace(1e9, 0.0, 1e9)
+        paces.append(replace(last, common=(last.bandwidth,) * len(paces)))
+    return tuple(paces)
 
 
 def _depth(tree: Tree) -> int:

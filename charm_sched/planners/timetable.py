@@ -1,240 +1,206 @@
-"""Planned times: when lines run, in which order a rank attends, and which slots it needs when.
+"""Planned times of messages: a list schedule over the lanes of all tiers.
 
-The times only decide orders and slots; a plan stays exact whatever they are. They come from one
-pace per tier and the undisturbed speed of each device, without contention.
+The times only decide orders and slots; a plan stays exact whatever they are. A *passage* is one
+message of every rank that takes part, all alike. Each tier has one or more *lanes*, streams that
+carry one passage after the other; whenever a lane is free it takes the first passage that is ready.
+Passages under way at the same time share their tier's bandwidth, and that of links which other
+tiers' routes cross too.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+import itertools
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-from charm_sched.arrays import Bools
-from charm_sched.planners.hierarchy import Line, Path
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast one message of a tier goes when all ranks send at once.
+    """How fast the messages of a tier go when all ranks send at once.
 
     Attributes:
-        bandwidth: Bytes per second.
-        latency: Seconds.
-        beside: Per outer tier, the bytes per second that are left while that tier is busy too.
+        bandwidth: Bytes per second of each rank, while all of a domain send and receive.
+        latency: Seconds of one message.
+        alone: Bytes per second of a rank that sends alone.
+        common: Per outer tier, bytes per second of the narrowest link that both tiers' routes
+            cross; infinite where there is none.
     """
 
     bandwidth: float
     latency: float
-    beside: tuple[float, ...] = ()
+    alone: float
+    common: tuple[float, ...] = ()
 
-    def end(self, start: float, size: float, busy: Sequence[float] = ()) -> float:
-        """Give the planned end of a message of ``size`` bytes.
-
-        Args:
-            start: When it starts, seconds.
-            size: Bytes.
-            busy: Until when each outer tier is busy, seconds.
-        """
-        now = start + self.latency
-        for until in sorted(set(busy)):
-            if until <= now:
-                continue
-            left = [rate for rate, end in zip(self.beside, busy, strict=False) if end > now]
-            rate = min([self.bandwidth, *left])
-            if now + size / rate <= until:
-                return now + size / rate
-            size -= (until - now) * rate
-            now = until
-        return now + size / self.bandwidth
+    def end(self, start: float, size: float) -> float:
+        """Give the planned end of a message of ``size`` bytes that nothing else disturbs."""
+        return start + self.latency + size / self.bandwidth
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Step:
-    """One line for one sub-piece, with its planned time.
+class Passage:
+    """A message of every rank that takes part, with its planned time.
 
     Attributes:
-        line: Who sends what to whom.
-        sub: Number of the sub-piece.
-        receives: Which ranks take part as receivers, ``[ranks]``.
-        size: Bytes of the largest message.
-        level: Level on its stream.
+        depth: Its tier.
+        size: Bytes.
+        order: Lower goes first among those that are ready.
+        after: What has to end before.
+        ready: When it may start at the earliest, seconds.
+        lane: Lane of its tier.
+        level: Number on its lane.
         start: Planned start, seconds.
         end: Planned end, seconds.
     """
 
-    line: Line
-    sub: int
-    receives: Bools
-    size: int
+    depth: int
+    size: float = 0.0
+    order: tuple[float, ...] = ()
+    after: list[Passage] = field(default_factory=list)
+    ready: float = 0.0
+    lane: int = 0
     level: int = 0
     start: float = 0.0
     end: float = 0.0
 
 
-def pace_exchange(
-    steps: Sequence[Step], paces: Sequence[Pace], *, levels: bool, decouple: bool
-) -> None:
-    """Order the steps of every tier, and give them levels and planned times.
+class Lanes:
+    """The lanes of all tiers while passages run over them."""
 
-    Args:
-        steps: All steps; times and levels are set here.
-        paces: Pace of each depth.
-        levels: One round per level; otherwise all rounds of one held piece share a level.
-        decouple: A stream per tier; otherwise level ``n + 1`` of all tiers waits for level ``n``.
-    """
-    arrival: dict[tuple[Path, int], float] = {}
-    queues: list[list[Step]] = []
-    busy: list[float] = []
-    for depth, pace in enumerate(paces):
-        queue = [step for step in steps if step.line.depth == depth]
-        queue.sort(key=lambda step: _readiness(step, arrival))
-        clock, level, before, begin = 0.0, -1, None, 0.0
-        for step in queue:
-            source = (step.line.held, step.sub)
-            if levels or source != before:
-                level, before = level + 1, source
-                begin = clock = max(clock, arrival.get(source, 0.0))
-            step.level, step.start = level, begin
-            clock = step.end = pace.end(clock, step.size, busy)
-            arrival[step.line.got, step.sub] = step.end
-        queues.append(queue)
-        busy.append(clock)
-    if not decouple:
-        _lock_together(queues)
+    def __init__(self, paces: Sequence[Pace], lanes: Sequence[int]) -> None:
+        self._paces = paces
+        self._free = [deque(range(count)) for count in lanes]
+        self._levels = [[0] * count for count in lanes]
+        self._ready: list[list[tuple[tuple[float, ...], float, int, Passage]]] = [[] for _ in lanes]
+        self._delayed: list[tuple[float, int, Passage]] = []  # in their latency
+        self._flows: list[list[tuple[float, int, Passage]]] = [[] for _ in lanes]
+        self._served = [0.0] * len(lanes)  # bytes that each flow of a tier got since the start
+        self._rates: dict[tuple[int, ...], list[float]] = {}
+        self._now = 0.0
+        self._count = itertools.count()
+
+    def run(self, passages: Sequence[Passage]) -> None:
+        """Set lane, level, start and end of all passages."""
+        waits = {id(passage): len(passage.after) for passage in passages}
+        followers: dict[int, list[Passage]] = {}
+        for passage in passages:
+            for before in passage.after:
+                followers.setdefault(id(before), []).append(passage)
+        upcoming = [(p.ready, next(self._count), p) for p in passages if not p.after]
+        heapq.heapify(upcoming)
+        while True:
+            while upcoming and upcoming[0][0] <= self._now:
+                passage = heapq.heappop(upcoming)[2]
+                entry = (passage.order, self._now, next(self._count), passage)
+                heapq.heappush(self._ready[passage.depth], entry)
+            self._fill_lanes()
+            event = min(self._next_event(), upcoming[0][0] if upcoming else float("inf"))
+            if event == float("inf"):
+                return
+            for passage in self._advance(event):
+                for follower in followers.get(id(passage), ()):
+                    waits[id(follower)] -= 1
+                    if not waits[id(follower)]:
+                        ready = max(self._now, follower.ready)
+                        heapq.heappush(upcoming, (ready, next(self._count), follower))
+
+    def _fill_lanes(self) -> None:
+        for depth, (free, ready) in enumerate(zip(self._free, self._ready, strict=True)):
+            while free and ready:
+                passage, lane = heapq.heappop(ready)[3], free.popleft()
+                passage.lane, passage.level = lane, self._levels[depth][lane]
+                self._levels[depth][lane] += 1
+                passage.start = self._now
+                begins = self._now + self._paces[depth].latency
+                heapq.heappush(self._delayed, (begins, next(self._count), passage))
+
+    def _next_event(self) -> float:
+        """Give when the next flow begins or ends."""
+        event = self._delayed[0][0] if self._delayed else float("inf")
+        for depth, rate in enumerate(self._shares()):
+            if self._flows[depth]:
+                left = max(self._flows[depth][0][0] - self._served[depth], 0.0)
+                event = min(event, self._now + left / rate)
+        return event
+
+    def _advance(self, event: float) -> list[Passage]:
+        """Let time pass; give the passages that end."""
+        ended = []
+        for depth, rate in enumerate(self._shares()):
+            flows = self._flows[depth]
+            if not flows:
+                continue
+            due = self._now + max(flows[0][0] - self._served[depth], 0.0) / rate
+            self._served[depth] += rate * (event - self._now)
+            if due <= event:
+                self._served[depth] = max(self._served[depth], flows[0][0])
+            while flows and flows[0][0] <= self._served[depth] * (1 + 1e-12):
+                passage = heapq.heappop(flows)[2]
+                passage.end = event
+                self._free[depth].append(passage.lane)
+                ended.append(passage)
+        self._now = event
+        while self._delayed and self._delayed[0][0] <= event:
+            _, number, passage = heapq.heappop(self._delayed)
+            target = self._served[passage.depth] + passage.size
+            heapq.heappush(self._flows[passage.depth], (target, number, passage))
+        return ended
+
+    def _shares(self) -> list[float]:
+        """Give the rate of one flow of each tier."""
+        counts = tuple(map(len, self._flows))
+        if counts not in self._rates:
+            self._rates[counts] = fair_shares(self._paces, counts)
+        return self._rates[counts]
 
 
-def _readiness(step: Step, arrival: dict[tuple[Path, int], float]) -> tuple[float, ...]:
-    """Sort own pieces first (rounds outside, sub-pieces inside), then others as they arrive."""
-    there = arrival.get((step.line.held, step.sub), 0.0)
-    got = step.line.got[-1]
-    if not step.line.held:
-        return (there, got[1], got[2], step.sub)
-    return (there, step.sub, got[1], got[2])
+def fair_shares(paces: Sequence[Pace], counts: Sequence[int]) -> list[float]:
+    """Give the max-min fair rate of one flow of each tier, with ``counts`` flows under way."""
+    limits = [(pace.bandwidth, {depth}) for depth, pace in enumerate(paces)]
+    limits += [
+        (width, {outer, depth})
+        for depth, pace in enumerate(paces)
+        for outer, width in enumerate(pace.common)
+        if width < float("inf")
+    ]
+    rates = [float("inf")] * len(paces)
+    waiting = {depth for depth, count in enumerate(counts) if count}
+    while waiting:
+        shares = []
+        for width, users in limits:
+            open_users = users & waiting
+            if open_users:
+                spent = sum(counts[d] * rates[d] for d in users - waiting if counts[d])
+                share = max(width - spent, width / 100) / sum(counts[d] for d in open_users)
+                shares.append((share, sorted(open_users)))
+        share, fixed = min(shares)
+        for depth in fixed:
+            rates[depth] = share
+        waiting -= set(fixed)
+    return rates
 
 
-def _lock_together(queues: list[list[Step]]) -> None:
-    """Put the n-th steps of all tiers into one level that ends before the next begins."""
-    arrived: dict[tuple[Path, int], int] = {}
-    heads = [0] * len(queues)
+def lock_together(passages: Sequence[Passage], num_tiers: int) -> None:
+    """Put the n-th passages of all tiers into one level that ends before the next begins."""
+    queues = [
+        deque(sorted((p for p in passages if p.depth == depth), key=lambda p: p.start))
+        for depth in range(num_tiers)
+    ]
+    done: set[int] = set()
     level, clock = 0, 0.0
-    while any(head < len(queue) for head, queue in zip(heads, queues, strict=True)):
-        taken = []
-        for depth, queue in enumerate(queues):
-            if heads[depth] == len(queue):
-                continue
-            step = queue[heads[depth]]
-            if step.line.held and arrived.get((step.line.held, step.sub), level) >= level:
-                continue
-            heads[depth] += 1
-            taken.append(step)
-        end = clock + max(step.end - step.start for step in taken)
-        for step in taken:
-            arrived[step.line.got, step.sub] = level
-            step.level, step.start, step.end = level, clock, end
-        level, clock = level + 1, end
+    while any(queues):
+        taken = [
+            queue.popleft()
+            for queue in queues
+            if queue and done.issuperset(map(id, queue[0].after))
+        ]
+        start = max([clock, *(passage.ready for passage in taken)])
+        clock = start + max(passage.end - passage.start for passage in taken)
+        for passage in taken:
+            passage.lane, passage.level, passage.start, passage.end = 0, level, start, clock
+        done.update(map(id, taken))
+        level += 1
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class Work:
-    """Something a rank can attend to.
-
-    Attributes:
-        number: Index of the step that brings it, or ``-1 - sub`` for an own sub-piece.
-        ready: Planned arrival, seconds.
-        seconds: Time of its share of a kernel, without the overhead of a call.
-        crosses: Whether it comes from outside the innermost domain.
-        urgency: Lower goes first among what is there.
-    """
-
-    number: int
-    ready: float
-    seconds: float
-    crosses: bool
-    urgency: int = 0
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class Sitting:
-    """One attend: what it takes together, and when."""
-
-    numbers: list[int] = field(default_factory=list)
-    crosses: bool = False
-    start: float = 0.0
-    end: float = 0.0
-
-
-def order_attends(
-    work: Iterable[Work], *, overhead: float, mix: bool, most: float = float("inf")
-) -> list[Sitting]:
-    """Decide which pieces a rank attends together, and in which order.
-
-    Whenever the rank is free, it takes the most urgent work that has arrived, with all other
-    arrived work of the same urgency, as one kernel.
-
-    Args:
-        work: What there is to do.
-        overhead: Seconds per kernel call.
-        mix: Whether one kernel may take pieces from inside and outside the innermost domain.
-        most: Longest kernel worth of work that is put together, seconds.
-
-    Returns:
-        The attends in order.
-    """
-    upcoming = sorted(work, key=lambda item: (item.ready, item.number))
-    waiting: list[tuple[int, float, int, Work]] = []
-    sittings: list[Sitting] = []
-    clock, position = 0.0, 0
-    while position < len(upcoming) or waiting:
-        if not waiting:
-            clock = max(clock, upcoming[position].ready)
-        while position < len(upcoming) and upcoming[position].ready <= clock:
-            item = upcoming[position]
-            heapq.heappush(waiting, (item.urgency, item.ready, position, item))
-            position += 1
-        first = waiting[0][3]
-        sitting = Sitting(crosses=first.crosses, start=clock)
-        length, kept = 0.0, []
-        while waiting and waiting[0][0] == first.urgency:
-            entry = heapq.heappop(waiting)
-            fits = not sitting.numbers or length + entry[3].seconds <= most
-            if fits and (mix or entry[3].crosses == first.crosses):
-                sitting.numbers.append(entry[3].number)
-                length += entry[3].seconds
-            else:
-                kept.append(entry)
-        for entry in kept:
-            heapq.heappush(waiting, entry)
-        clock = sitting.end = clock + length + overhead
-        sittings.append(sitting)
-    return sittings
-
-
-@dataclass(slots=True)
-class Stay:
-    """Something that needs a slot from ``start`` to ``end``."""
-
-    key: tuple[str, int]
-    start: float
-    end: float
-
-
-def allot_slots(stays: Iterable[Stay], *, slack: float) -> tuple[dict[tuple[str, int], int], int]:
-    """Give each stay a slot number; a slot is used again ``slack`` seconds after it got free.
-
-    The slot that has been free for longest is taken first.
-
-    Returns:
-        Slot of each stay's key, and how many slots there are.
-    """
-    slots: dict[tuple[str, int], int] = {}
-    free: list[tuple[float, int]] = []
-    count = 0
-    for stay in sorted(stays, key=lambda stay: (stay.start, stay.key)):
-        if free and free[0][0] + slack <= stay.start:
-            number = heapq.heappop(free)[1]
-        else:
-            number, count = count, count + 1
-        slots[stay.key] = number
-        heapq.heappush(free, (stay.end, number))
-    return slots, count
+__all__ = ["Lanes", "Pace", "Passage", "fair_shares", "lock_together"]

@@ -1,18 +1,25 @@
-"""Measure building, proving and simulating plans; print a Markdown table.
+"""Measure building and proving plans, and the automatic planner; print Markdown tables.
 
-Run from a checkout: python docs/benchmarks/planning.py
+Run from a checkout: python docs/benchmarks/planning.py [auto]
 """
 
+import os
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 from charm_sched import Workload
 from charm_sched.partition import Partition
 from charm_sched.planners import PLANNERS
-from charm_sched.search import build
+from charm_sched.strategies import build
+from charm_sched.topology import load_topology, shipped_names
 from charm_sched.verifier import verify
 
+ROOT = Path(__file__).parents[2]
+COMMAND = "import sys; from charm_sched.cli import plan_main; sys.exit(plan_main(sys.argv[1:]))"
 RANKS = (16, 64, 256, 1024)
 
 
@@ -33,8 +40,33 @@ def best(ranks: int, strategy: str, direction: str) -> tuple[int, float, float]:
     return len(plan), min(t[0] for t in times), min(t[1] for t in times)
 
 
+def auto() -> None:
+    """Print how long ``charm-plan TOPOLOGY`` takes, with its sweep of lengths."""
+    out = sys.stdout.write
+    out("| machine | devices | wall | processor |\n|---|---|---|---|\n")
+    with tempfile.TemporaryDirectory() as folder:
+        four = (ROOT / "topologies" / "four_node_nvlink.yaml").read_text()
+        eight = Path(folder) / "eight_node_nvlink.yaml"
+        name = four.replace("name: four_node_nvlink", "name: eight_node_nvlink")
+        eight.write_text(name.replace("node0..3", "node0..7"))
+        for machine in (*shipped_names(), str(eight)):
+            start, before = time.perf_counter(), os.times()
+            subprocess.run(
+                [sys.executable, "-c", COMMAND, machine, "-o", f"{folder}/plan.npz"],
+                check=True, cwd=ROOT, stdout=subprocess.DEVNULL,
+            )  # fmt: skip
+            wall, after = time.perf_counter() - start, os.times()
+            used = after.children_user + after.children_system
+            used -= before.children_user + before.children_system
+            devices = len(load_topology(machine).devices)
+            out(f"| {Path(machine).stem} | {devices} | {wall:.1f} s | {used:.1f} s |\n")
+
+
 def main() -> None:
-    """Print the table."""
+    """Print the tables."""
+    if sys.argv[1:] == ["auto"]:
+        auto()
+        return
     out = sys.stdout.write
     out("| ranks | strategy | direction | operations | build | verify | both |\n")
     out("|---|---|---|---|---|---|---|\n")
