@@ -155,11 +155,7 @@ def _resolve_containers(plan: Plan, found: Accesses) -> Accesses:
 def _containers(plan: Plan, inner: int) -> list[int]:
     """List the items whose rows and heads hold those of an item, smallest first."""
     items = plan.items
-    low, high = items.padded_rows
-    row_set = items.rows[inner]
-    holds = np.ones(len(items.row_counts), bool)
-    for first, last in items.row_set(int(row_set)):
-        holds &= ((low <= first) & (last <= high)).any(axis=1)
+    holds = items.holding(int(items.rows[inner]))
     lows, highs = plan.item_heads
     fits = holds[items.rows] & (lows <= lows[inner]) & (highs[inner] <= highs)
     candidates = np.flatnonzero(fits)

@@ -9,6 +9,7 @@ import numpy as np
 from charm_sched.arrays import Ints, spans
 from charm_sched.masks import area
 from charm_sched.plans import ATTEND
+from charm_sched.prefix_areas import prefix_areas
 
 if TYPE_CHECKING:
     from charm_sched.items import ItemTable
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 
 _CHUNK = 1 << 20
+_FEW = 16  # intervals times intervals times documents
 
 
 def row_set_areas(workload: Workload, items: ItemTable, queries: Ints, keys: Ints) -> Ints:
@@ -32,10 +34,19 @@ def row_set_areas(workload: Workload, items: ItemTable, queries: Ints, keys: Int
         distinct, where = np.unique(packed, return_inverse=True)
     else:
         distinct, where = packed, np.arange(len(packed))
+    return _distinct_areas(workload, items, *np.divmod(distinct, count))[where.reshape(-1)]
+
+
+def _distinct_areas(workload: Workload, items: ItemTable, queries: Ints, keys: Ints) -> Ints:
+    """Count pairs: every interval against every other where they are few, else by prefix sums."""
+    widest = int(np.diff(items.row_ptr).max(initial=1))
+    documents = max(len(workload.mask_rule.documents), 1)
+    if widest**2 * documents > _FEW:
+        return prefix_areas(workload, items, queries, keys)
     low, high = items.padded_rows
-    sums = np.zeros(len(distinct), np.int64)
-    for start in range(0, len(distinct), _CHUNK):
-        q, k = np.divmod(distinct[start : start + _CHUNK], count)
+    sums = np.zeros(len(queries), np.int64)
+    for start in range(0, len(queries), _CHUNK):
+        q, k = queries[start : start + _CHUNK], keys[start : start + _CHUNK]
         cells = area(
             workload.mask_rule,
             workload.seq_len,
@@ -43,7 +54,7 @@ def row_set_areas(workload: Workload, items: ItemTable, queries: Ints, keys: Int
             (low[k][:, None, :], high[k][:, None, :]),
         )
         sums[start : start + _CHUNK] = cells.sum(axis=(1, 2))
-    return sums[where.reshape(-1)]
+    return sums
 
 
 def attend_pairs(plan: Plan) -> tuple[Ints, Ints, Ints]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _CLASSES = 32  # classes of bridges told apart by their surroundings
 _REACH = 3  # hops within which sets that look alike are compared
 _STEP = 1.2  # bandwidths within one such step are one threshold
+_LARGEST = 2**30 - 1  # capacity in a maximum flow
 
 
 class Bundle(NamedTuple):
@@ -342,12 +343,16 @@ def _components(
 
 
 def _integers(rates: numpy.ndarray[Any, Any], total: float) -> numpy.ndarray[Any, Any]:
-    """Return capacities as 32-bit integers: exact where they have a common unit that allows it."""
+    """Return capacities as 32-bit integers: exact where they have a common unit that allows it.
+
+    SciPy's maximum flow counts in 32 bits, and adds the flow one way to the capacity of the other.
+    No flow is larger than `total`, so an arc of twice as much is never full, and with it in half of
+    the range no sum overflows.
+    """
     import numpy as np
 
-    limit = 2**31 - 2
     whole = np.rint(rates).astype(np.int64)
-    unit = max(1, int(np.gcd.reduce(whole)))
-    if total / unit > limit:
-        unit = math.ceil(total / limit)
-    return np.minimum(np.maximum(np.rint(rates / unit), 1), limit).astype(np.int32)
+    unit = float(max(1, int(np.gcd.reduce(whole))))
+    unit = max(unit, 2 * total / _LARGEST)
+    capped = np.rint(np.minimum(rates, 2 * total) / unit)
+    return np.clip(capped, 1, _LARGEST).astype(np.int32)

@@ -139,6 +139,19 @@ class ItemTable:
         counts: NDArray[np.int64] = ends[self.row_ptr[1:]] - ends[self.row_ptr[:-1]]
         return counts
 
+    def holding(self, row_set: int) -> NDArray[np.bool_]:
+        """Say which row sets hold all rows of one."""
+        import numpy as np
+
+        span = slice(self.row_ptr[row_set], self.row_ptr[row_set + 1])
+        sets, stride = np.arange(len(self.row_counts)), int(self.row_hi.max(initial=0)) + 1
+        starts = np.repeat(sets, np.diff(self.row_ptr)) * stride + self.row_lo
+        sought = sets[:, None] * stride + self.row_lo[span]
+        near = np.searchsorted(starts, sought, side="right") - 1
+        there = near >= self.row_ptr[:-1, None]
+        there &= self.row_hi[near] >= self.row_hi[span]
+        return np.asarray(there.all(axis=1))
+
     @cached_property
     def padded_rows(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Row sets as ``[row sets, most intervals]`` arrays of first and past-the-last token.

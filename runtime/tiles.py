@@ -16,9 +16,12 @@ A causal staircase becomes at most three tiles::
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import accumulate
+from operator import itemgetter
 
 from charm_sched.masks import Limit, Mask, Segment
 from charm_sched.partition import Rows
@@ -65,17 +68,30 @@ def cut(mask: Mask, seq_len: int, queries: Rows, keys: Rows) -> tuple[Tile, ...]
         tokens of each row set in order.
     """
     tiles: list[Tile] = []
+    placed_queries, placed_keys = _Placed(queries), _Placed(keys)
     for segment in mask.segments(seq_len):
-        row_base = 0
-        for first, last in queries:
-            if segment.first < last and first < segment.last:
-                key_base = 0
-                for low, high in keys:
-                    found = _cut_block(segment, (first, last), (low, high))
-                    tiles += [_moved(tile, row_base - first, key_base - low) for tile in found]
-                    key_base += high - low
-            row_base += last - first
+        for rows, row_base in placed_queries.within(segment.first, segment.last):
+            low = segment.lower(max(rows[0], segment.first))
+            high = segment.upper(min(rows[1], segment.last) - 1)
+            for run, key_base in placed_keys.within(low, high):
+                found = _cut_block(segment, rows, run)
+                tiles += [_moved(tile, row_base - rows[0], key_base - run[0]) for tile in found]
     return tuple(_fused(tiles))
+
+
+class _Placed:
+    """The intervals of a row set, with how many of its tokens are before each."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._bases = [0, *accumulate(last - first for first, last in rows)]
+
+    def within(self, low: int, high: int) -> Iterator[tuple[tuple[int, int], int]]:
+        """Yield the intervals that have a token in ``low .. high - 1``, each with its base."""
+        at = bisect_right(self._rows, low, key=itemgetter(1))
+        while at < len(self._rows) and self._rows[at][0] < high:
+            yield self._rows[at], self._bases[at]
+            at += 1
 
 
 def _cut_block(segment: Segment, rows: tuple[int, int], keys: tuple[int, int]) -> Iterator[Tile]:

@@ -431,17 +431,17 @@ def groups(domain: Domain) -> object:
 
 @given(st.data())
 def test_flow_is_the_least_cut(data: st.DataObject) -> None:
-    """Against every cut of a small random graph."""
+    """Against every cut of a small random graph, with bandwidths that have no common unit too."""
+    odd = data.draw(st.sampled_from([0, 1e-9, 1.7e-8, 0.123456789]))
+    speeds = st.sampled_from([*range(1, 10), 4000]).map(lambda gbps: gbps + odd)
     size = data.draw(st.integers(2, 4))
     hubs = data.draw(st.integers(1, 3))
     names = [f"g{i}" for i in range(size)] + [f"h{i}" for i in range(hubs)]
-    links = [
-        link(name, "h0", data.draw(st.integers(1, 9)), "wire") for name in names if name != "h0"
-    ]
+    links = [link(name, "h0", data.draw(speeds), "wire") for name in names if name != "h0"]
     for a, b in itertools.combinations(names, 2):
         if data.draw(st.booleans()):
-            back = f"reverse: {data.draw(st.integers(1, 9))} GB/s"
-            links.append(link(a, b, data.draw(st.integers(1, 9)), "wire", back))
+            back = f"reverse: {data.draw(speeds)} GB/s"
+            links.append(link(a, b, data.draw(speeds), "wire", back))
     topology = parse(
         section(devices=f"g0..{size - 1}", switches=[f"h0..{hubs - 1} hub"], links=links)
     )
@@ -458,7 +458,30 @@ def test_flow_is_the_least_cut(data: st.DataObject) -> None:
             {f"g{i}" for i in inside} | {f"h{i}" for i, taken in enumerate(chosen) if taken}
         ]
     )  # fmt: skip
-    assert DomainGraph(topology).flow(sorted(inside), outside) == best
+    found = DomainGraph(topology).flow(sorted(inside), outside)
+    assert found == (pytest.approx(best, rel=1e-7) if odd else best)
+
+
+@pytest.mark.parametrize("wide", [5, 50, 5000])
+def test_a_wide_link_that_carries_flow_keeps_its_capacity_back(wide: int) -> None:
+    """The narrowest cut holds `left` and `right`: what crosses between them is not part of it."""
+    unit = 10.000000001  # no large common divisor: capacities need all of their 32 bits
+    topology = parse(
+        section(
+            devices="g0..2",
+            switches=["a hub", "b hub", "left hub", "right hub"],
+            links=[
+                link("g0", "a", 3 * unit, "wire"),
+                link("a", "left", unit, "wire"),
+                link("g1", "b", 2 * unit, "wire"),
+                link("b", "right", 2 * unit, "wire"),
+                link("left", "right", wide * unit, "wire"),
+                link("right", "g2", 2.5 * unit, "wire"),
+            ],
+        )
+    )
+    for inside, outside in (([0, 1], [2]), ([2], [0, 1])):
+        assert DomainGraph(topology).flow(inside, outside) == pytest.approx(2.5e9 * unit, rel=1e-7)
 
 
 def test_large_clusters_are_quick() -> None:

@@ -37,7 +37,7 @@ def make_schedule(
     """Let a planner write both plans, and prove them."""
     write = PLANNERS[planner] if isinstance(planner, str) else planner
     if isinstance(partition, str):
-        partition = Partition.named(partition, workload.seq_len, ranks)
+        partition = Partition.of(partition, workload, ranks)
     plans: list[Plan] = []
     saved: list[Any] = []
     for direction in ("forward", "backward"):

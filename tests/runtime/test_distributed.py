@@ -82,6 +82,10 @@ def cases_for(ranks: int) -> list[dict[str, Any]]:
         case("all_gather", "zigzag", {"chunks": 2, "save": True, "algorithm": "direct"}),
         case("pass_q", "zigzag", {"direct": False}),
     ]
+    listed += [
+        case("charm", "striped", mask="window:9"),
+        case("ring", "per-document", mask="docs:40,3,1,20"),
+    ]
     listed += [case("scattered", "zigzag", {"seed": ranks}), case("query_moving", "contiguous")]
     if ranks == 4:
         listed.append(case("ring", "zigzag", seq_len=2999, heads=2, kv_heads=1))

@@ -11,7 +11,10 @@ import torch
 from custom_planners import query_moving, scattered
 from support.cases import ranks_for
 
+from charm_sched.builder import Builder
+from charm_sched.partition import PARTITIONS, Partition
 from charm_sched.planners import PLANNERS
+from charm_sched.runtime.sharding import join, shard
 from charm_sched.workload import Workload
 
 EXACT = 1e-10
@@ -73,6 +76,36 @@ EVERYWHERE = [  # of most planners every second combination, to save time
 def test_planners_are_exact(name: str, ranks: int, mask: str, partition: str) -> None:
     work = workload(mask=mask, heads=cases.heads_for(name, ranks, 6))
     check(cases.make_schedule(name, work, partition, ranks_for(name, ranks)), work)
+
+
+@pytest.mark.parametrize(
+    ("partition", "mask"),
+    [
+        ("striped", "causal"),
+        ("striped", "window:9"),
+        ("per-document", "docs:13,1,17"),
+        ("per-document", "docs-full:2,5,1,1,14,8"),
+    ],
+)
+@pytest.mark.parametrize("name", PLANNERS)
+def test_shards_of_many_intervals_are_exact(name: str, partition: str, mask: str) -> None:
+    ranks = 3 if name == "tasp" else 4
+    work = workload(mask=mask, heads=cases.heads_for(name, ranks, 6))
+    schedule = cases.make_schedule(name, work, partition, ranks_for(name, ranks))
+    assert max(map(len, schedule.forward.partition.shards)) > 3
+    check(schedule, work)
+
+
+@pytest.mark.parametrize("partition", PARTITIONS)
+@pytest.mark.parametrize("ranks", [1, 3, 8])
+def test_sharding_and_joining_give_the_whole(partition: str, ranks: int) -> None:
+    work = workload(mask="docs:13,1,17", heads=3, kv_heads=3)
+    plan = Builder(work, Partition.of(partition, work, ranks)).build()
+    whole = torch.randn(2, 3, 31, 5)
+    parts = [shard(whole, plan, rank=rank) for rank in range(ranks)]
+    rows = [[t for run in own for t in range(*run)] for own in plan.partition.shards]
+    assert all(torch.equal(part, whole[:, :, own]) for part, own in zip(parts, rows, strict=True))
+    assert torch.equal(join(parts, plan), whole)
 
 
 @pytest.mark.parametrize("partition", ["contiguous", "zigzag"])

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from charm_sched.builder import Builder
-from charm_sched.partition import Partition
+from charm_sched.partition import PARTITIONS, Partition
 from charm_sched.planners import PLANNERS
 from charm_sched.planners.hierarchy import Tree, leaves
 from charm_sched.plans import DIRECTIONS, Plan
@@ -58,7 +58,7 @@ def made(
     params: Mapping[str, Any] | None = None,
 ) -> Plan:
     """Let a planner write one plan; the backward starts from what its forward keeps."""
-    shards = Partition.named(partition, workload.seq_len, ranks)
+    shards = Partition.of(partition, workload, ranks)
     plans: list[Plan] = []
     for way in DIRECTIONS:
         saved = residents(plans[-1]) if plans else ()
@@ -70,6 +70,12 @@ def made(
         if way == direction:
             return plan
     raise AssertionError(direction)
+
+
+def partitions(workload: Workload) -> list[str]:
+    """Name the partitions that a workload can have."""
+    documents = bool(workload.mask_rule.documents)
+    return [kind for kind in PARTITIONS if documents or kind != "per-document"]
 
 
 def builder(workload: Workload, ranks: int, direction: str = "forward") -> Builder:
@@ -196,6 +202,6 @@ def plans(
         ranks,
         workload,
         direction=draw(st.sampled_from(DIRECTIONS)),
-        partition=draw(st.sampled_from(["contiguous", "zigzag"])),
+        partition=draw(st.sampled_from(partitions(workload))),
         params=params,
     )
