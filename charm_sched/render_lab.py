@@ -38,15 +38,21 @@ def lab_document(found: Experiment) -> dict[str, Any]:
         result["max_error"] = trial.max_error
         result["levels_measured"] = [
             {
-                "stream": level.stream, "level": level.level, "predicted_s": level.predicted,
-                "measured_s": level.measured, "error": level.error,
+                "stream": level.stream,
+                "level": level.level,
+                "predicted_s": level.predicted,
+                "measured_s": level.measured,
+                "error": level.error,
             }
             for level in by_level(trial.result.timeline, trial.typical)
         ]
         result["links_measured"] = [
             {
-                "kind": link.kind, "link": link.name, "predicted_s": link.predicted,
-                "measured_s": link.measured, "error": link.error,
+                "kind": link.kind,
+                "link": link.name,
+                "predicted_s": link.predicted,
+                "measured_s": link.measured,
+                "error": link.error,
             }
             for link in by_link(trial.result.timeline, trial.typical)
         ]

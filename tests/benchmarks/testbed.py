@@ -92,6 +92,7 @@ def run_shipped(name: str, carrying: Carrying) -> list[Share]:
     # 4 MiB per rank, and less where many ranks make for many hops.
     workload = work(len(devices), 256 // len(devices) if len(devices) > 8 else 32)
     scale = scale_of(topology, carrying)
+    piece = ROWS * workload.num_kv_heads * workload.row_bytes("kv")
     trials = {}
     with laboratory(topology, devices, scale, timeout=TIMEOUT) as (_, lab):
         calibration = probe(lab, scaled(topology, scale))
@@ -105,7 +106,7 @@ def run_shipped(name: str, carrying: Carrying) -> list[Share]:
             trials.update({(strategy, trial.result.direction): trial for trial in found.trials})
     return [
         Share(
-            name, len(devices), scale, direction,
+            name, len(devices), scale, piece, direction,
             trials["ring", direction].measured, trials["charm", direction].measured,
             trials["charm", direction].error, cap(topology, workload, direction),
         )

@@ -43,6 +43,10 @@ one run after a warm one. The cap is how much faster than ring a plan that moves
 be by the file: the simulated ring, which is its closed form, over the class bound.
 
 {shares}
+
+A share above 100 % means that ring itself was slower than in the model: here two transfers between
+the same two devices share one flow cap, in the model each has its own. Machines without a row
+have not been run.
 """
 
 
@@ -61,6 +65,7 @@ class Share(NamedTuple):
     machine: str
     ranks: int
     scale: float
+    piece: int
     direction: str
     ring: float
     charm: float
@@ -99,12 +104,13 @@ def hand_table(rows: Sequence[ByHand]) -> str:
 def share_table(rows: Sequence[Share]) -> str:
     """Compare measured speedups with the caps."""
     head = (
-        "machine", "ranks", "rates times", "pass", "ring", "charm", "error", "measured speedup",
-        "cap", "share of the cap",
+        "machine", "ranks", "rates times", "KV per rank", "pass", "ring", "charm", "error",
+        "measured speedup", "cap", "share of the cap",
     )  # fmt: skip
     lines = ["| " + " | ".join(head) + " |", "| --- " * len(head) + "|"]
     lines += [
-        f"| {row.machine} | {row.ranks} | {row.scale:.2g} | {row.direction} | {row.ring:.3f} s | "
+        f"| {row.machine} | {row.ranks} | {row.scale:.2g} | "
+        f"{row.piece / 2**20:g} MiB | {row.direction} | {row.ring:.3f} s | "
         f"{row.charm:.3f} s | {row.error:+.1%} | {row.speedup:.2f}x | {row.cap:.2f}x | "
         f"{row.speedup / row.cap:.0%} |"
         for row in rows
