@@ -23,7 +23,8 @@ attention. How it works: [testbed](../testbed.md).
 Rates are those of the file times what this machine carries (`choose_scale`, at most 1). An error is
 predicted over measured, minus one. "Worst level" is the level whose end is furthest off, "worst
 link" the kind of link whose busiest one is in use for a time that is furthest off, both relative to
-the measured time.
+the measured time. Where it pays, `charm` keeps what its forward received for its backward (`save`);
+ring keeps nothing.
 
 {summary}
 
