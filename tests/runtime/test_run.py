@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 
 import charm_sched
+from charm_sched.planners import PLANNERS
 from charm_sched.render_run import show
 from charm_sched.run import _choose, _parser, long_work
 from charm_sched.runtime.trial import dense_attention, draw_tensors
@@ -107,10 +108,16 @@ def test_it_says_how_it_is_started() -> None:
 
 def test_strategies_are_given_as_to_charm_plan() -> None:
     parser = _parser()
-    for given, served in (("all", {"ring", "charm"}), ("ring", {"ring"}), ("ring,charm", None)):
+    for given, named in (
+        ("all", set(PLANNERS)),
+        ("ring", {"ring"}),
+        ("ring,charm", {"ring", "charm"}),
+    ):
         args = parser.parse_args(["dual_numa_pcie", *SMALL, "--strategy", given])
         found = _choose(args, 2)
-        assert {r.strategy for r in found.results} == (served or {"ring", "charm"})
+        served = {r.strategy for r in found.results}
+        assert served | {r.strategy for r in found.refused} == named
+        assert {"ring", "charm"} & named <= served
         assert set(found.chosen) == {"forward", "backward"}
     with pytest.raises(SystemExit):
         parser.parse_args(["dual_numa_pcie", "--strategy", "auto,ring"])

@@ -272,6 +272,8 @@ def builder() -> Iterator[subprocess.Popen[str]]:
         import signal
         from charm_sched.testbed.network import Testbed
         from charm_sched.topology import load_topology
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever started us may ignore them
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         with Testbed(load_topology("single_node_nvlink"), scale=1e-4) as bed:
             print(bed.blueprint.prefix, flush=True)
             signal.pause()
