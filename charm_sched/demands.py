@@ -52,12 +52,7 @@ class Demand:
         gradients, once, where somebody inside attends to keys that are owned outside: sums inside
         may be taken before.
         """
-        keys = self._wanted(~inside) & ~self._there(~inside)
-        total = self.key_bytes * int(self.rows[keys].sum())
-        if self.gradient_bytes:
-            owed = ~inside[self.owner] & self._wanted(inside)
-            total += self.gradient_bytes * int(self.rows[owed].sum())
-        return float(total)
+        return float(self._keys_into(~inside) + self._owed_by(inside))
 
     def crossing(self, inside: Bools) -> float:
         """Give the bytes of keys that have to enter a set of ranks and of gradients that leave it.
@@ -65,11 +60,17 @@ class Demand:
         A row of keys, once, where somebody inside needs it and nobody inside has it. A row of
         gradients, once, where somebody inside attends to keys that are owned outside.
         """
-        keys = self.needed[:, inside].any(1) & ~self.held[:, inside].any(1)
-        owed = ~inside[self.owner] & self.needed[:, inside].any(1)
-        rows = self.rows
-        total = self.key_bytes * int(rows[keys].sum())
-        return float(total + self.gradient_bytes * int(rows[owed].sum()))
+        return float(self._keys_into(inside) + self._owed_by(inside))
+
+    def _keys_into(self, inside: Bools) -> int:
+        keys = self._wanted(inside) & ~self._there(inside)
+        return self.key_bytes * int(self.rows[keys].sum())
+
+    def _owed_by(self, inside: Bools) -> int:
+        if not self.gradient_bytes:
+            return 0
+        owed = ~inside[self.owner] & self._wanted(inside)
+        return self.gradient_bytes * int(self.rows[owed].sum())
 
     @cached_property
     def between_devices(self) -> float:

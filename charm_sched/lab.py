@@ -7,7 +7,7 @@ in the machine; 2: usage.
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING
 from charm_sched import __version__
 from charm_sched.errors import RuntimeFailure
 from charm_sched.faults import parse_fault
-from charm_sched.options import Help, add_workload_flags, argument, count, read_workload
+from charm_sched.options import (
+    Help,
+    add_workload_flags,
+    argument,
+    count,
+    positive,
+    read_workload,
+)
 from charm_sched.terminal import guarded
 
 if TYPE_CHECKING:
@@ -106,13 +113,7 @@ def _add_run_flags(parser: ArgumentParser) -> None:
 
 
 def _factor(text: str) -> float:
-    try:
-        factor = float(text)
-    except ValueError:
-        factor = 0.0
-    if not 0 < factor < float("inf"):
-        raise ArgumentTypeError(f"expected a positive factor such as 5e-4, found {text!r}")
-    return factor
+    return positive(text, "factor such as 5e-4")
 
 
 def _run(args: Namespace) -> None:

@@ -251,6 +251,17 @@ def count(text: str) -> int:
     return int(text)
 
 
+def positive(text: str, what: str = "number") -> float:
+    """Read a finite number above 0; ``what`` names it in the message."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise ArgumentTypeError(f"expected a positive {what}, found {text!r}")
+    return value
+
+
 def device_names(text: str) -> tuple[str, ...]:
     """Read device names with ranges, as topology files have them.
 

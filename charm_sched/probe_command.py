@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from charm_sched.commands import load_machine
 from charm_sched.errors import CharmSchedError, RuntimeFailure, TopologyError
-from charm_sched.options import argument, count, device_names
+from charm_sched.options import argument, count, device_names, positive
 from charm_sched.terminal import Say, progress_line
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="longest time for one transfer (default: 60)",
     )  # fmt: skip
     parser.add_argument(
-        "--scale", metavar="FACTOR", type=argument(_positive),
+        "--scale", metavar="FACTOR", type=argument(positive),
         help="shaped network: what rates are multiplied by (default: what this machine carries)",
     )  # fmt: skip
     parser.add_argument(
@@ -81,22 +81,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise ArgumentTypeError(f"expected a positive number, found {text!r}")
-    return value
-
-
 def _seconds(text: str) -> float:
-    return _positive(text.removesuffix("s").strip())
+    return positive(text.removesuffix("s").strip())
 
 
 def _part(text: str) -> float:
-    if not (value := _positive(text)) < 0.5:
+    if not (value := positive(text)) < 0.5:
         raise ArgumentTypeError(f"expected a part below 0.5 such as 0.1, found {text!r}")
     return value
 

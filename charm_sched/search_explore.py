@@ -124,8 +124,7 @@ class Explorer:
         With the parameters that were the fastest of each direction without.
         """
         name, kind = ideas[0].strategy, ideas[0].partition
-        flag = KEEPING[0]
-        if not takes(ideas[0].planner, flag) or flag in self._rules.fixed:
+        if not takes(ideas[0].planner, KEEPING) or KEEPING in self._rules.fixed:
             return
         backward = plain[1] or self._standing.best("backward", kind)
         if backward is None or backward.timeline.exposed_comm < (1 - 1 / SAME) * backward.seconds:
@@ -134,7 +133,7 @@ class Explorer:
         if any(trial and len(trial.plan) > MOST_OPERATIONS for trial in plain):
             return
         for params in {repr(sorted(params.items())): params for params in known}.values():
-            kept = [replace(ideas[0], strategy=name, params={**params, flag: True})]
+            kept = [replace(ideas[0], strategy=name, params={**params, KEEPING: True})]
             try:
                 self._chain(kept, kept)
             except PassError:  # the strategy serves this without

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from charm_sched.workload import Workload
 
 # What is tried, the most promising first; the simulation decides. What is kept resident is tried
-# beside it (`search_pairs`), so `KEEPING` parameters count only where the user fixes them.
+# beside it (`search_explore`).
 VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "charm": (
         {"pieces": 0, "remerge": False},
@@ -43,8 +43,8 @@ VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
 }
 MOST_OPERATIONS = 50_000
 """Of the first plan of a strategy: where it has more, its other parameters are not tried."""
-KEEPING = ("save", "reuse")
-"""Parameters that keep what a forward received resident for the backward."""
+KEEPING = "save"
+"""Parameter that keeps what a forward received resident for the backward."""
 SPLITTING = ("chunks",)
 """Parameters that cut the same work and the same bytes into more operations."""
 KEEPERS = ("reverse_ring",)
@@ -142,17 +142,13 @@ def check_params(planners: Mapping[str, Planner], params: Mapping[str, Any]) -> 
 def variants_of(name: str, planner: Planner, params: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """List the parameters to try, in order; ``params`` are fixed. Nothing is kept resident."""
     fixed = {key: value for key, value in params.items() if takes(planner, key)}
-    plain = [
-        {key: value for key, value in variant.items() if key not in KEEPING}
-        for variant in VARIANTS.get(name, ({},))
-    ]
-    merged = [{**variant, **fixed} for variant in plain]
+    merged = [{**variant, **fixed} for variant in VARIANTS.get(name, ({},))]
     return list({repr(sorted(variant.items())): variant for variant in merged}.values())
 
 
 def may_keep(name: str, params: Mapping[str, Any]) -> bool:
     """Say whether a forward with these parameters may keep something resident."""
-    return name in KEEPERS or is_external(name) or any(params.get(key) for key in KEEPING)
+    return name in KEEPERS or is_external(name) or bool(params.get(KEEPING))
 
 
 def alike(params: Mapping[str, Any]) -> str:

@@ -23,6 +23,7 @@ import numpy as np
 
 from charm_sched.arrays import Ints
 from charm_sched.builder import Builder
+from charm_sched.planners.ring import write_forward
 
 FORWARD_SLOTS = 3
 
@@ -36,18 +37,10 @@ def reverse_ring(b: Builder) -> None:
 
 
 def _forward(b: Builder) -> None:
+    write_forward(b, FORWARD_SLOTS)
     n, r = b.num_ranks, b.ranks
-    q, kv = b.shards("q"), b.shards("kv")
-    for t in range(n):
-        held = kv[(r - t) % n]
-        b.attend(rank=r, queries=q, keys=held)
-        if t < n - 1:
-            b.transfer(
-                src=r, dst=(r + 1) % n, items=held, level=t, stream="ring",
-                slot=(t + 1) % FORWARD_SLOTS,
-            )  # fmt: skip
     if n > 1:
-        b.keep(rank=r, items=kv[(r + 1) % n], slot=(n - 1) % FORWARD_SLOTS)
+        b.keep(rank=r, items=b.shards("kv")[(r + 1) % n], slot=(n - 1) % FORWARD_SLOTS)
 
 
 def _backward(b: Builder) -> None:

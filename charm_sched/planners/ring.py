@@ -14,19 +14,22 @@ from charm_sched.builder import Builder
 def ring(b: Builder) -> None:
     """Write Ring-Attention."""
     if b.direction == "forward":
-        _forward(b)
+        write_forward(b)
     else:
         _backward(b)
 
 
-def _forward(b: Builder) -> None:
+def write_forward(b: Builder, slots: int = 2) -> None:
+    """Write the forward, with so many KV buffers per rank."""
     n, r = b.num_ranks, b.ranks
     q, kv = b.shards("q"), b.shards("kv")
     for t in range(n):
         held = kv[(r - t) % n]
         b.attend(rank=r, queries=q, keys=held)
         if t < n - 1:
-            b.transfer(src=r, dst=(r + 1) % n, items=held, level=t, stream="ring", slot=(t + 1) % 2)
+            b.transfer(
+                src=r, dst=(r + 1) % n, items=held, level=t, stream="ring", slot=(t + 1) % slots
+            )
 
 
 def _backward(b: Builder) -> None:
