@@ -122,13 +122,16 @@ def probe(
         sizes: Bytes of the transfers.
         timeout: Seconds that a transfer may take.
     """
+    from charm_sched.runtime.host_cost import measure_host_cost
+
+    host = measure_host_cost(lab, timeout=timeout)
     measured = []
     for pattern in patterns(topology, lab.devices, sizes):
         found = lab.run(
             pattern.plan, [[0.0] * len(pattern.plan)], repeat=PROBE_REPEATS, timeout=timeout
         )
         measured.append((pattern, found.timelines["forward"]))
-    return calibrate(topology, measured)
+    return calibrate(topology, measured, host)
 
 
 def experiment(
@@ -173,7 +176,7 @@ def experiment(
         params=params,
         devices=lab.devices,
     )
-    predicted = [_as_gloo(result, calibration.topology) for result in compared.results]
+    predicted = [_as_gloo(result, calibration) for result in compared.results]
     slow = scaled(topology, scale)
     trials: list[Trial] = []
     for name in dict.fromkeys(result.strategy for result in predicted):
@@ -198,9 +201,10 @@ def _with_speedups(trials: Sequence[Trial]) -> Iterator[Trial]:
         yield replace(trial, speedup_vs_ring=speedup)
 
 
-def _as_gloo(result: Result, topology: Topology) -> Result:
-    """Predict a plan as gloo runs it: each transfer waits for its own input and slot."""
-    return replace(result, timeline=simulate(result.plan, topology, rule="free"))
+def _as_gloo(result: Result, calibration: Calibration) -> Result:
+    """Predict a plan as gloo runs it: each transfer waits for its own input and slot alone."""
+    line = simulate(result.plan, calibration.topology, rule="free", host=calibration.host)
+    return replace(result, timeline=line)
 
 
 def _run(

@@ -4,8 +4,9 @@ A probe is a handful of plans without any attention: one pair of ranks alone at 
 all ranks of a tier at once. Their measured times give a latency and a bandwidth factor per kind of
 link. So a prediction can be calibrated without ever having seen the run that it predicts.
 
-The model that is fitted: a transfer takes the latencies of its links, then its bytes at its max-min
-share of what it crosses.
+The model that is fitted: the host works on all transfers that begin together at once, then each
+takes the latencies of its links, then its bytes at its max-min share of what it crosses. What the
+host costs is measured apart.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 
 from charm_sched.arrays import Floats
 from charm_sched.builder import Builder
+from charm_sched.host_cost import HostCost
 from charm_sched.partition import Partition
 from charm_sched.plans import Plan
 from charm_sched.scaling import corrected
@@ -83,12 +85,14 @@ class Calibration:
         findings: One per pattern.
         latency: Seconds per kind of link.
         factor: Measured over expected bandwidth per kind of link that was the limit somewhere.
-        topology: The machine with these.
+        host: What an op costs the computer that all ranks share.
+        topology: The machine with these latencies and bandwidths.
     """
 
     findings: tuple[Finding, ...]
     latency: Mapping[str, float]
     factor: Mapping[str, float]
+    host: HostCost
     topology: Topology
 
 
@@ -171,16 +175,19 @@ def _pattern(
 
 
 def calibrate(
-    topology: Topology, measured: Sequence[tuple[Pattern, Sequence[Timeline]]]
+    topology: Topology,
+    measured: Sequence[tuple[Pattern, Sequence[Timeline]]],
+    host: HostCost,
 ) -> Calibration:
     """Fit a latency and a bandwidth factor per kind of link to measured patterns.
 
     Args:
         topology: The machine as its file states it.
         measured: Patterns with their repetitions.
+        host: What an op costs the computer that all ranks share.
     """
     findings = tuple(_finding(topology, pattern, lines) for pattern, lines in measured)
-    latency = _latencies(topology, [pattern for pattern, _ in measured], findings)
+    latency = _latencies(topology, [pattern for pattern, _ in measured], findings, host)
     factor = {
         kind: statistics.median(f.bandwidth / f.expected for f in findings if f.bound_by == kind)
         for kind in dict.fromkeys(f.bound_by for f in findings)
@@ -189,6 +196,7 @@ def calibrate(
         findings=findings,
         latency=latency,
         factor=factor,
+        host=host,
         topology=corrected(topology, bandwidth=factor, latency=latency),
     )
 
@@ -263,11 +271,12 @@ def expected_rate(
 
 
 def _latencies(
-    topology: Topology, probed: Sequence[Pattern], findings: Sequence[Finding]
+    topology: Topology, probed: Sequence[Pattern], findings: Sequence[Finding], host: HostCost
 ) -> dict[str, float]:
     """Share out the latencies of routes over their kinds of links: least squares, none below 0.
 
-    Where all ranks of a tier were probed at once, that counts: in a run they all are busy.
+    Where all ranks of a tier were probed at once, that counts: in a run they all are busy. What the
+    host takes for as many messages is not of the links.
     """
     from scipy.optimize import nnls
 
@@ -281,7 +290,7 @@ def _latencies(
         route = topology.route(devices[a], devices[b])
         counts = Counter(topology.links[i].kind for i in route.links)
         rows.append([counts[kind] for kind in kinds])
-        values.append(finding.latency)
+        values.append(finding.latency - len(pattern.pairs) * host.message)
     if not rows:
         return {}
     solution, _ = nnls(np.array(rows, np.float64), np.array(values))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from charm_sched.deviation import by_level, by_link
@@ -68,6 +69,7 @@ def lab_document(found: Experiment) -> dict[str, Any]:
         ],
         "latency_s": dict(found.calibration.latency),
         "bandwidth_factor": dict(found.calibration.factor),
+        "host_s": asdict(found.calibration.host),
     }  # fmt: skip
     return document
 
@@ -120,7 +122,13 @@ def _head(found: Experiment) -> list[str]:
 
 
 def _probe_rows(found: Experiment) -> list[tuple[str, ...]]:
-    return [
+    """List what transfers alone showed, and what an op costs the machine that carries them."""
+    host = found.calibration.host
+    costs = [
+        (f"host, per {name}", format_seconds(seconds, digits=2), "-", "-", "-")
+        for name, seconds in (("message", host.message), ("kernel", host.kernel))
+    ]
+    return costs + [
         (
             finding.name,
             format_seconds(finding.latency, digits=2),

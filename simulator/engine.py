@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from charm_sched.host_cost import HostCost
     from charm_sched.plans import Plan
     from charm_sched.simulator.resources import Resources
     from charm_sched.topology import Topology
@@ -47,6 +48,7 @@ def simulate(
     *,
     rule: str = "grouped",
     until: float = np.inf,
+    host: HostCost | None = None,
 ) -> Timeline:
     """Give the start and end of every op of a plan on a topology.
 
@@ -56,6 +58,8 @@ def simulate(
         rule: ``grouped``, where a batch of transfers starts and ends as one (NCCL), or ``free``,
             where each transfer waits for its own input and slot alone (gloo).
         until: Seconds after which nobody wants to know how long the plan takes.
+        host: What a host that all ranks share works on each op before the op's own time; None: no
+            work.
 
     Raises:
         TooLate: It takes longer than ``until``.
@@ -69,7 +73,7 @@ def simulate(
         raise SimulationError("simulate: expected a topology, found none here and none in the plan")
     _check_devices(plan, machine)
     costs = op_seconds(plan, machine)
-    resources = find_resources(plan, machine, costs)
+    resources = find_resources(plan, machine, costs, host)
     engine = _Engine(plan, find_waits(plan, rule), resources, until)
     start, end = engine.run()
     return Timeline(
@@ -110,6 +114,7 @@ class _Engine:
         # A started op waits for its delay; then it is over or, if fluid, becomes a flow.
         self._delay = resources.delay
         self._fluid = resources.fluid
+        self._hosted = len(resources.size) > len(plan)
         self._network = Network(resources.table, resources.route, resources.size)
         self._clock = simpy.Environment()
         self._ended: list[Rows] = []
@@ -160,7 +165,7 @@ class _Engine:
         ended = self._ended.copy()
         self._ended.clear()
         if self._round_due == self._round:
-            ended.append(self._network.take_ended(now))
+            ended.append(self._end_flows(self._network.take_ended(now)))
         for rows in self._flows:
             self._network.begin(rows, now)
         self._flows.clear()
@@ -169,6 +174,14 @@ class _Engine:
         else:
             self._advance_many(np.concatenate(ended))
         self._share()
+
+    def _end_flows(self, flows: Ints) -> Ints:
+        """Go on with the ops that the host is done with, and give the rows that are over."""
+        if not self._hosted:
+            return flows
+        over = flows < self._num_ops
+        self._start_groups(flows[~over] - self._num_ops)
+        return flows[over]
 
     def _share(self) -> None:
         """Share out the capacities, and set the clock for the next flow that ends."""
@@ -204,7 +217,7 @@ class _Engine:
                 group = (self._delay_at[other], self._fluid_at[other])
                 started.setdefault(group, []).append(other)
         for (delay, fluid), rows in started.items():
-            self._start_rows(rows, delay, fluid)
+            self._begin(rows, delay, fluid)
 
     def _advance_many(self, nodes: Ints, *, released: bool = False) -> None:
         """Do the same for many; ``released`` nodes wait for nothing any more."""
@@ -219,6 +232,13 @@ class _Engine:
         rows = np.concatenate(ready) if ready else nodes
         rows = rows[rows < self._num_ops]
         self._start[rows] = now
+        if self._hosted:
+            self._begin(rows, 0.0, False)
+        else:
+            self._start_groups(rows)
+
+    def _start_groups(self, rows: Ints) -> None:
+        """Start many rows, those that are alike together."""
         keys = np.stack([self._fluid[rows], self._delay[rows]])
         order = np.lexsort(keys)
         cuts = np.flatnonzero((np.diff(keys[:, order]) != 0).any(axis=0)) + 1
@@ -236,7 +256,15 @@ class _Engine:
         distinct: Ints = ready[np.concatenate([[True], ready[1:] != ready[:-1]])[: len(ready)]]
         return distinct
 
+    def _begin(self, rows: Rows, delay: float, fluid: bool) -> None:
+        """Begin ops that are ready: with the host's work on them, if there is a host."""
+        if not self._hosted:
+            self._start_rows(rows, delay, fluid)
+        elif len(rows):
+            self._network.begin(np.asarray(rows) + self._num_ops, self._clock.now)
+
     def _start_rows(self, rows: Rows, delay: float, fluid: bool) -> None:
+        """Let rows that are alike wait for their delay, or flow at once."""
         if fluid and delay == 0:
             self._network.begin(rows, self._clock.now)
             return

@@ -1,4 +1,8 @@
-"""What the ops of a plan occupy: fixed delays, or flows over capacities of the topology."""
+"""What the ops of a plan occupy: fixed delays, or flows over capacities of the topology.
+
+Flows are numbered by row; where a host that all ranks share works on every op first, that is flow
+``len(plan) + row``.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from charm_sched.cost import Costs
+    from charm_sched.host_cost import HostCost
     from charm_sched.plans import Plan
     from charm_sched.topology import Topology
 
@@ -32,8 +37,8 @@ class Resources:
     Attributes:
         delay: Seconds, float64.
         fluid: Whether a flow follows, bool.
-        route: Route of the flow in `table`, int64.
-        size: Bytes, or seconds of work, float64.
+        route: Route of each flow in `table`, int64, ``[ops]`` or, with a host, ``[2 ops]``.
+        size: Bytes, or seconds of work, float64, like `route`.
         table: The routes.
     """
 
@@ -44,7 +49,9 @@ class Resources:
     table: RouteTable
 
 
-def find_resources(plan: Plan, topology: Topology, costs: Costs) -> Resources:
+def find_resources(
+    plan: Plan, topology: Topology, costs: Costs, host: HostCost | None = None
+) -> Resources:
     """Find what each op occupies.
 
     Raises:
@@ -68,10 +75,18 @@ def find_resources(plan: Plan, topology: Topology, costs: Costs) -> Resources:
     route[shared] = len(crossed) + number
     size[shared], delay[shared] = costs.seconds[shared], 0.0
     engines = int(number.max(initial=-1)) + 1
+    if host is not None:
+        # All flows of the host share one more capacity of a second of work per second.
+        work = np.where(columns.op == TRANSFER, host.message, host.kernel)
+        route, size = (
+            np.append(route, np.full(len(plan), len(crossed) + engines)),
+            np.append(size, work),
+        )
+        engines += 1
     crossed += [(len(topology.capacities) + i,) for i in range(engines)]
     return Resources(
         delay=delay,
-        fluid=size > 0,
+        fluid=size[: len(plan)] > 0,
         route=route,
         size=size,
         table=compile_routes(

@@ -24,7 +24,7 @@ LAYERS = (
     ("items", "ops", "plans"),
     (
         "accesses", "areas", "bounds", "builder", "class_bounds", "cost", "covers", "cuts",
-        "demands", "deviation", "envelopes", "hazards", "memory", "prefix_areas", "probe",
+        "demands", "deviation", "envelopes", "hazards", "host_cost", "memory", "prefix_areas", "probe",
         "probe_fit", "probe_latency", "probe_numbers", "probe_outliers", "probe_result", "probing",
         "progress", "rectangles", "scaling", "schedule_bounds", "storage*", "structure", "timeline",
         "trace", "verifier", "waits",

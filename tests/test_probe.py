@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import pytest
 
+from charm_sched.host_cost import HostCost
 from charm_sched.probe import TIMES, Calibration, calibrate, patterns
 from charm_sched.scaling import corrected
 from charm_sched.simulator import simulate
 from charm_sched.topology import load_topology, shipped_names
 
 
-def probed(name: str, factor: dict[str, float], latency: dict[str, float]) -> Calibration:
-    """Calibrate a shipped machine by probes of one that differs from it."""
+def probed(
+    name: str,
+    factor: dict[str, float],
+    latency: dict[str, float],
+    message: float = 0.0,
+) -> Calibration:
+    """Calibrate a shipped machine by probes of one that differs from it, on a host."""
+    host = HostCost(message=message, kernel=0.0)
     stated = load_topology(name)
     real = corrected(stated, bandwidth=factor, latency=latency)
     measured = [
-        (pattern, [simulate(pattern.plan, real, rule="free")])
+        (pattern, [simulate(pattern.plan, real, rule="free", host=host)])
         for pattern in patterns(stated, stated.device_names)
     ]
-    return calibrate(stated, measured)
+    return calibrate(stated, measured, host)
 
 
 @pytest.mark.parametrize("name", shipped_names())
@@ -44,6 +51,13 @@ def test_slower_links_and_longer_latencies_are_found() -> None:
         assert found.topology.route(one, other).latency == pytest.approx(
             real.route(one, other).latency, rel=1e-3
         )
+
+
+def test_what_the_host_takes_is_not_given_to_the_links() -> None:
+    latency = {"network": 50e-6, "nvlink": 9e-6}
+    found = probed("dual_node_nvlink", {}, latency, 2e-6)
+    plain = probed("dual_node_nvlink", {}, latency)
+    assert found.latency == pytest.approx(plain.latency, rel=1e-3)
 
 
 def test_a_shared_socket_link_is_found_through_all_flows_at_once() -> None:

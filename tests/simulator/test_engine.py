@@ -10,6 +10,7 @@ import pytest
 
 from charm_sched.builder import Builder
 from charm_sched.errors import PlanError, SimulationError
+from charm_sched.host_cost import HostCost
 from charm_sched.partition import Partition
 from charm_sched.planners.ring import ring
 from charm_sched.plans import TRANSFER, Plan
@@ -175,22 +176,44 @@ def test_ops_that_wait_for_each_other_are_named(machine: Machine) -> None:
         simulate(plan)
 
 
+@pytest.mark.parametrize("host", [None, HostCost(message=3e-9, kernel=1e-9)])
 @pytest.mark.parametrize("few", [0, 10**9])
 @pytest.mark.parametrize("mask", ["full", "causal"])
 def test_small_and_large_steps_agree(
-    few: int, mask: str, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    few: int, mask: str, host: HostCost | None, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Contiguous causal shards give every kernel its own duration; two rings share the ports."""
     plan = ring_plan(
         star(machine, 7, rate="1 TFLOP/s", latency="10 ns"), direction="backward", mask=mask,
         tokens=33,
     )  # fmt: skip
-    expected = simulate(plan)
+    expected = simulate(plan, host=host)
     for module, name in ((engine, "FEW"), (network, "FEW"), (maxmin, "FEW")):
         monkeypatch.setattr(module, name, few)
-    line = simulate(plan)
+    line = simulate(plan, host=host)
     assert line.start == pytest.approx(expected.start, rel=1e-12)
     assert line.end == pytest.approx(expected.end, rel=1e-12)
+
+
+def test_messages_that_begin_together_share_the_host(machine: Machine, moves: Moves) -> None:
+    """Four of 1 ms of work each are all ready after 4 ms, and then take the time of their bytes."""
+    plan = moves(star(machine, 5, bandwidth="1 MB/s"), [(i, 4 - i, 2000) for i in (0, 1, 3, 4)])
+    line = simulate(plan, host=HostCost(message=1e-3, kernel=0.0))
+    assert line.start.tolist() == [0.0] * 4
+    assert line.end.tolist() == pytest.approx([6e-3] * 4, rel=1e-12)
+
+
+def test_the_host_works_on_each_message_of_a_queue(machine: Machine, moves: Moves) -> None:
+    plan = moves(star(machine, 2, bandwidth="1 MB/s"), [(0, 1, 4000)] * 6, stream="x")
+    line = simulate(plan, host=HostCost(message=1e-3, kernel=0.0))
+    assert line.makespan == pytest.approx(6 * (1e-3 + 4e-3), rel=1e-12)
+
+
+def test_the_host_starts_kernels_too(machine: Machine) -> None:
+    plan = ring_plan(star(machine, 2, rate="1 GFLOP/s"))
+    (kernel, _), host = kernel_and_hop(plan), HostCost(message=0.0, kernel=1e-3)
+    line = simulate(plan, host=host)
+    assert line.makespan == pytest.approx(2 * (kernel + 2e-3), rel=1e-12)  # two ranks at once
 
 
 def test_every_op_starts_when_the_last_it_waited_for_has_ended(machine: Machine) -> None:

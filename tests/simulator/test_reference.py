@@ -10,6 +10,7 @@ import pytest
 
 from charm_sched.builder import Builder
 from charm_sched.hazards import find_hazards
+from charm_sched.host_cost import HostCost
 from charm_sched.partition import Partition
 from charm_sched.planners.ring import ring
 from charm_sched.plans import TRANSFER, Plan
@@ -23,9 +24,11 @@ Machine = Callable[..., Topology]
 class Slow:
     """Every question is answered by looking through everything."""
 
-    def __init__(self, plan: Plan, rule: str, kernels: np.ndarray) -> None:
+    def __init__(
+        self, plan: Plan, rule: str, kernels: np.ndarray, host: HostCost | None = None
+    ) -> None:
         assert plan.topology is not None
-        self.plan, self.rule, self.kernels = plan, rule, kernels.tolist()
+        self.plan, self.rule, self.kernels, self.host = plan, rule, kernels.tolist(), host
         self.routes = {}
         columns = plan.columns
         self.op = columns.op.tolist()
@@ -71,6 +74,7 @@ class Slow:
 
     def run(self) -> tuple[list[float], list[float]]:
         causes = {row: self.causes(row) for row in self.rows}
+        work: dict[int, float] = {}  # of the host
         delay: dict[int, float] = {}
         left: dict[int, float] = {}
         now = 0.0
@@ -78,14 +82,24 @@ class Slow:
             for row in self.rows:
                 if row not in self.start and causes[row] <= self.end.keys():
                     self.start[row] = now
-                    if self.op[row] == TRANSFER:
-                        delay[row] = now + self.routes[row].latency
-                    else:
-                        left[row] = self.kernels[row]
+                    work[row] = self.host_work(row)
+            for row in [
+                row for row, seconds in work.items() if seconds <= 1e-9 * self.host_work(row)
+            ]:
+                del work[row]
+                if self.op[row] == TRANSFER:
+                    delay[row] = now + self.routes[row].latency
+                else:
+                    left[row] = self.kernels[row]
             rates = self.rates(left)
-            step = min([time - now for time in delay.values()] + [left[r] / rates[r] for r in left])
+            step = min(
+                [seconds * len(work) for seconds in work.values()]
+                + [time - now for time in delay.values()]
+                + [left[r] / rates[r] for r in left]
+            )
             assert step < float("inf")
             now += step
+            work = {row: seconds - step / len(work) for row, seconds in work.items()}
             left = {r: size - rates[r] * step for r, size in left.items()}
             for row in [r for r, time in delay.items() if time <= now * (1 + 1e-12)]:
                 del delay[row]
@@ -94,6 +108,11 @@ class Slow:
                 del left[row]
                 self.end[row] = now
         return [self.start[r] for r in self.rows], [self.end[r] for r in self.rows]
+
+    def host_work(self, row: int) -> float:
+        if self.host is None:
+            return 0.0
+        return self.host.message if self.op[row] == TRANSFER else self.host.kernel
 
     def size(self, row: int) -> float:
         return float(self.plan.op_bytes[row] or self.kernels[row])
@@ -157,10 +176,10 @@ def random_plan(topology: Topology, seed: int) -> Plan:
     return b.build()
 
 
-def check(plan: Plan, rule: str) -> None:
-    line = simulate(plan, rule=rule)
+def check(plan: Plan, rule: str, host: HostCost | None = None) -> None:
+    line = simulate(plan, rule=rule, host=host)
     assert line.costs is not None
-    start, end = Slow(plan, rule, line.costs.seconds).run()
+    start, end = Slow(plan, rule, line.costs.seconds, host).run()
     assert line.start.tolist() == pytest.approx(start, rel=1e-9, abs=1e-15)
     assert line.end.tolist() == pytest.approx(end, rel=1e-9)
 
@@ -169,6 +188,13 @@ def check(plan: Plan, rule: str) -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_random_plans(seed: int, rule: str, machine: Machine) -> None:
     check(random_plan(two_nodes(machine), seed), rule)
+
+
+@pytest.mark.parametrize("rule", ["grouped", "free"])
+@pytest.mark.parametrize("seed", range(8))
+def test_random_plans_on_a_busy_host(seed: int, rule: str, machine: Machine) -> None:
+    host = HostCost(message=70e-9, kernel=20e-9)
+    check(random_plan(two_nodes(machine), seed), rule, host)
 
 
 @pytest.mark.parametrize("rule", ["grouped", "free"])
