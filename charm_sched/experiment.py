@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from charm_sched.cost import op_seconds
@@ -17,7 +18,7 @@ from charm_sched.plans import Plan, Schedule
 from charm_sched.probe import SIZES, Calibration, calibrate, patterns
 from charm_sched.results import Comparison, Result
 from charm_sched.scaling import scaled
-from charm_sched.search import plan_all
+from charm_sched.search import AUTO, plan_all
 from charm_sched.simulator import simulate
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ def experiment(
         workload: What is computed.
         calibration: What the probe found.
         scale: What the machine's rates are multiplied by.
-        strategies: Names.
+        strategies: Names; ``auto`` among them for the plans that would be chosen of all there are.
         directions: ``forward``, ``backward`` or both.
         partition: Its name, or ``auto`` for the best of each strategy.
         params: Parameters that the strategies get, those that take them.
@@ -167,22 +168,25 @@ def experiment(
         paced: Whether kernels take the modelled time instead of computing.
         say: Told what is being done.
     """
-    compared = plan_all(
+    compare = partial(
+        plan_all,
         calibration.topology,
         workload,
-        strategies=strategies,
         directions=directions,
         partition=partition,
         params=params,
         devices=lab.devices,
     )
+    compared = _compared(compare, strategies)
     predicted = [_as_gloo(result, calibration) for result in compared.results]
     slow = scaled(topology, scale)
     trials: list[Trial] = []
     for name in dict.fromkeys(result.strategy for result in predicted):
         say(f"running {name}")
         rows = [result for result in predicted if result.strategy == name]
-        trials += _run(lab, rows, slow, repeat=repeat, timeout=timeout, paced=paced)
+        trials += _known(rows, trials) or _run(
+            lab, rows, slow, repeat=repeat, timeout=timeout, paced=paced
+        )
     return Experiment(
         topology=topology,
         scale=scale,
@@ -191,6 +195,27 @@ def experiment(
         trials=tuple(_with_speedups(trials)),
         paced=paced,
     )
+
+
+def _compared(compare: Callable[..., Comparison], strategies: Sequence[str]) -> Comparison:
+    """Plan strategies, each at its best; ``auto`` has the rows that it chooses."""
+    named = [name for name in strategies if name != AUTO]
+    if len(named) == len(strategies):
+        return compare(strategies=strategies)
+    free = compare(strategies=(AUTO,))
+    chosen = tuple(replace(result, strategy=AUTO) for result in free.chosen.values())
+    if not named:
+        return replace(free, results=chosen)
+    compared = compare(strategies=named)
+    return replace(compared, results=(*compared.results, *chosen), chosen=free.chosen)
+
+
+def _known(rows: Sequence[Result], trials: Sequence[Trial]) -> list[Trial]:
+    """Give the trials of plans that have run already; none if one of them has not."""
+    done = {trial.result.plan.digest: trial for trial in trials}
+    if not all(row.plan.digest in done for row in rows):
+        return []
+    return [replace(done[row.plan.digest], result=row) for row in rows]
 
 
 def _with_speedups(trials: Sequence[Trial]) -> Iterator[Trial]:

@@ -128,7 +128,7 @@ def _probe_rows(found: Experiment) -> list[tuple[str, ...]]:
         (f"host, per {name}", format_seconds(seconds, digits=2), "-", "-", "-")
         for name, seconds in (("message", host.message), ("kernel", host.kernel))
     ]
-    return costs + [
+    measured = [
         (
             finding.name,
             format_seconds(finding.latency, digits=2),
@@ -138,11 +138,18 @@ def _probe_rows(found: Experiment) -> list[tuple[str, ...]]:
         )
         for finding in found.calibration.findings
     ]
+    return [*costs, *measured]
+
+
+def _name(trial: Trial) -> str:
+    """Name a strategy, and what was chosen where it was free."""
+    name = trial.result.strategy
+    return f"{name}: {trial.result.plan.strategy}" if name == "auto" else name
 
 
 def _trial_row(trial: Trial) -> tuple[str, ...]:
     return (
-        trial.result.strategy,
+        _name(trial),
         trial.result.direction,
         format_seconds(trial.result.timeline.makespan, digits=3),
         format_seconds(trial.measured, digits=3),
@@ -173,7 +180,7 @@ def _stream_rows(trial: Trial) -> list[tuple[str, ...]]:
         worst = max(own, key=lambda level: abs(level.error))
         rows.append(
             (
-                trial.result.strategy,
+                _name(trial),
                 trial.result.direction,
                 stream,
                 format_seconds(own[-1].predicted, digits=3),
@@ -188,7 +195,7 @@ def _stream_rows(trial: Trial) -> list[tuple[str, ...]]:
 def _link_rows(trial: Trial) -> list[tuple[str, ...]]:
     return [
         (
-            trial.result.strategy,
+            _name(trial),
             trial.result.direction,
             f"{link.kind} ({link.name})",
             format_seconds(link.predicted, digits=3),

@@ -1,22 +1,28 @@
 """Run plans on machines as real networks, beside predictions; writes docs/benchmarks/testbed.md.
 
-Run from a checkout, as root, on a machine that does nothing else (about half an hour):
+Run from a checkout, as root, on a machine that does nothing else (an hour or more):
 
-    python -m tests.benchmarks.testbed
+    python -m tests.benchmarks.testbed --keep FOLDER [MACHINE...]
 
-Names of shipped machines behind it measure just those of them.
+Without names all machines are measured. What was measured is kept in the folder, machine by
+machine, and the page has all that is there: so it can be measured in parts.
 """
 
+import argparse
+import pickle
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from charm_sched import Workload, class_bound, load_topology, plan, simulate
 from charm_sched.cost import op_seconds
 from charm_sched.experiment import Experiment, experiment, laboratory, probe
+from charm_sched.planners import PLANNERS
 from charm_sched.plans import ATTEND, Plan
 from charm_sched.scaling import scaled, weightless
+from charm_sched.search import AUTO
 from charm_sched.testbed import Testbed
 from charm_sched.testbed.capacity import Carrying, choose_scale, measure_carrying
 from charm_sched.topology import Topology
@@ -31,7 +37,7 @@ SHIPPED = (
     "dual_node_nvlink_4nic", "dual_node_h800", "four_node_nvlink",
 )  # fmt: skip
 # 256 rows of 8 and of 16 heads of 128 in bf16: 1 and 2 MiB of keys and values per rank.
-HEADS = (8, 16)
+HEADS = {8: (*PLANNERS, AUTO), 16: ("ring", "charm")}
 ROWS, REPEAT, TIMEOUT = 256, 5, 120.0
 LIKE_RING = {"save": False}  # nothing stays resident, so that both passes move what ring moves
 RING_REPEAT = 1  # on shipped machines, where one run of ring takes up to a minute
@@ -60,10 +66,10 @@ def run_shape(topology: Topology, scale: float) -> tuple[list[Experiment], list[
         found = [
             experiment(
                 lab, topology, work(len(devices), heads), calibration, scale=scale,
-                strategies=("ring", "charm"), directions=DIRECTIONS, repeat=REPEAT,
+                strategies=strategies, directions=DIRECTIONS, repeat=REPEAT,
                 timeout=TIMEOUT, paced=True, say=lambda text: say(f"{topology.name}: {text}"),
             )
-            for heads in HEADS
+            for heads, strategies in HEADS.items()
         ]  # fmt: skip
         by_hand = list(_by_hand(topology, found[0], bed))
     return found, by_hand
@@ -123,17 +129,38 @@ def cap(topology: Topology, workload: Workload, direction: str) -> float:
 
 
 def main() -> None:
-    """Run everything and write the page."""
+    """Measure what is asked for, and write the page of all that was measured."""
+    parser = argparse.ArgumentParser(description="Run plans on machines as real networks.")
+    parser.add_argument("--keep", type=Path, required=True, help="folder of what was measured")
+    parser.add_argument("machines", nargs="*", metavar="MACHINE", help="default: all")
+    args = parser.parse_args()
+    if unknown := set(args.machines) - {*SHAPES, *SHIPPED}:
+        parser.error(f"expected {', '.join((*SHAPES, *SHIPPED))}, found {', '.join(unknown)}")
+    args.keep.mkdir(parents=True, exist_ok=True)
     carrying = measure_carrying()
-    found: list[Experiment] = []
-    by_hand: list[ByHand] = []
-    for name in SHAPES:
-        topology = load_topology(FOLDER / "machines" / f"{name}.yaml")
-        more, rings = run_shape(topology, scale_of(topology, carrying))
-        found, by_hand = found + more, by_hand + rings
-    chosen = sys.argv[1:] or SHIPPED
-    shares = [share for name in chosen for share in run_shipped(name, carrying)]
-    (FOLDER / "testbed.md").write_text(page(found, by_hand, shares, repeat=REPEAT))
+    for name in args.machines or (*SHAPES, *SHIPPED):
+        found: object
+        if name in SHAPES:
+            topology = load_topology(FOLDER / "machines" / f"{name}.yaml")
+            found = run_shape(topology, scale_of(topology, carrying))
+        else:
+            found = run_shipped(name, carrying)
+        (args.keep / f"{name}.pickle").write_bytes(pickle.dumps(found))
+    shapes = kept(args.keep, SHAPES)
+    (FOLDER / "testbed.md").write_text(
+        page(
+            [each for experiments, _ in shapes for each in experiments],
+            [each for _, by_hand in shapes for each in by_hand],
+            [each for shares in kept(args.keep, SHIPPED) for each in shares],
+            repeat=REPEAT,
+        )
+    )
+
+
+def kept(folder: Path, names: Sequence[str]) -> list[Any]:
+    """Give what was measured of machines, those that were."""
+    files = [folder / f"{name}.pickle" for name in names]
+    return [pickle.loads(file.read_bytes()) for file in files if file.exists()]
 
 
 if __name__ == "__main__":
