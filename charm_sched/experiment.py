@@ -147,6 +147,7 @@ def experiment(
     partition: str = "auto",
     params: Mapping[str, Any] | None = None,
     repeat: int,
+    warm: int = 1,
     timeout: float,
     paced: bool,
     say: Say = lambda text: None,
@@ -164,6 +165,7 @@ def experiment(
         partition: Its name, or ``auto`` for the best of each strategy.
         params: Parameters that the strategies get, those that take them.
         repeat: Timed runs each.
+        warm: Runs before these that are not timed.
         timeout: Seconds that a transfer may take.
         paced: Whether kernels take the modelled time instead of computing.
         say: Told what is being done.
@@ -185,7 +187,7 @@ def experiment(
         say(f"running {name}")
         rows = [result for result in predicted if result.strategy == name]
         trials += _known(rows, trials) or _run(
-            lab, rows, slow, repeat=repeat, timeout=timeout, paced=paced
+            lab, rows, slow, repeat=repeat, warm=warm, timeout=timeout, paced=paced
         )
     return Experiment(
         topology=topology,
@@ -238,6 +240,7 @@ def _run(
     machine: Topology,
     *,
     repeat: int,
+    warm: int,
     timeout: float,
     paced: bool,
 ) -> list[Trial]:
@@ -247,7 +250,7 @@ def _run(
     if len(plans) == 2:
         stored = Schedule(forward=plans[0], backward=plans[1])
     seconds = [op_seconds(plan, machine).seconds.tolist() for plan in plans] if paced else None
-    found = lab.run(stored, seconds, repeat=repeat, timeout=timeout)
+    found = lab.run(stored, seconds, repeat=repeat, warm=warm, timeout=timeout)
     return [
         Trial(
             result=row,

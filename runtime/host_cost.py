@@ -16,7 +16,7 @@ from charm_sched.runtime.lab import Lab
 from charm_sched.workload import Workload
 
 _OPS = 400  # of a plan: two ranks, half of it each
-_REPEAT = 3
+_RUNS = 4
 
 
 def measure_host_cost(lab: Lab, *, timeout: float = 60.0) -> HostCost:
@@ -38,12 +38,12 @@ def measure_host_cost(lab: Lab, *, timeout: float = 60.0) -> HostCost:
 def _per_op(lab: Lab, plan: Plan, timeout: float) -> float:
     """Give the seconds of the whole machine per op, after a run that is not counted."""
     before: list[float] = []
-    for repeat in (0, _REPEAT):
-        lab.run(plan, [[0.0] * len(plan)], repeat=repeat, timeout=timeout)
+    for runs in (1, _RUNS):
+        lab.run(plan, [[0.0] * len(plan)], repeat=runs, warm=0, timeout=timeout)
         after = lab.call(time.process_time, patience=timeout)
         busy = sum(after[:2]) - sum(before[:2])
         before = after
-    return busy / (_REPEAT + 1) / len(plan) / (os.cpu_count() or 1)
+    return busy / _RUNS / len(plan) / (os.cpu_count() or 1)
 
 
 def _builder(ranks: int) -> Builder:

@@ -52,13 +52,15 @@ class _Job:
     Attributes:
         plan: A stored plan or schedule, as bytes of a ``.npz``.
         seconds: Per plan, the least time of each row's kernel; None to compute for real.
-        repeat: Timed runs, after one that is not.
+        repeat: Timed runs.
+        warm: Runs before these that are not timed.
         timeout: Seconds that a transfer may take.
     """
 
     plan: bytes
     seconds: tuple[Sequence[float], ...] | None
     repeat: int
+    warm: int
     timeout: float
 
 
@@ -179,6 +181,7 @@ class Lab:
         seconds: Sequence[Sequence[float]] | None,
         *,
         repeat: int = 5,
+        warm: int = 1,
         timeout: float = 60.0,
     ) -> None:
         """Tell all ranks to run a plan; `finish` waits for them.
@@ -187,7 +190,8 @@ class Lab:
             stored: A plan, or a schedule, whose backward runs after its forward.
             seconds: Per plan, the least time of each row's kernel; None to compute for real and
                 compare with dense attention.
-            repeat: Timed runs, after one that is not.
+            repeat: Timed runs.
+            warm: Runs before these that are not timed; where kernels compute it is always one.
             timeout: Seconds that a transfer may take.
 
         Raises:
@@ -202,7 +206,7 @@ class Lab:
         timeout = checked_timeout(timeout)
         content = to_bytes(stored)
         paced = None if seconds is None else tuple(tuple(map(float, s)) for s in seconds)
-        job = _Job(plan=content, seconds=paced, repeat=repeat, timeout=timeout)
+        job = _Job(plan=content, seconds=paced, repeat=repeat, warm=warm, timeout=timeout)
         self._current = stored, job
         for end in self._ends:
             end.send(job)
@@ -216,7 +220,9 @@ class Lab:
         stored, job = self._current
         plans = stored.plans if isinstance(stored, Schedule) else (stored,)
         longest = sum(max(s, default=0.0) * len(s) for s in job.seconds or ()) + 2 * job.timeout
-        answers = self._answers(_GRACE + (job.repeat + 1) * longest, _GRACE + 2 * job.timeout)
+        answers = self._answers(
+            _GRACE + (job.warm + job.repeat) * longest, _GRACE + 2 * job.timeout
+        )
         if job.seconds is None:
             found: Measured = answers[0]
             return found
@@ -232,10 +238,11 @@ class Lab:
         seconds: Sequence[Sequence[float]] | None,
         *,
         repeat: int = 5,
+        warm: int = 1,
         timeout: float = 60.0,
     ) -> Measured:
         """Run a plan on all ranks; see `start` and `finish`."""
-        self.start(stored, seconds, repeat=repeat, timeout=timeout)
+        self.start(stored, seconds, repeat=repeat, warm=warm, timeout=timeout)
         return self.finish()
 
     def call(self, work: Callable[[], Any], *, patience: float) -> list[Any]:
@@ -350,10 +357,10 @@ def _do(job: _Job) -> object:
     session = session_of(None, job.timeout)
     plans = stored.plans if isinstance(stored, Schedule) else (stored,)
     found: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in plans]
-    for repetition in range(job.repeat + 1):
+    for repetition in range(job.warm + job.repeat):
         kept: Mapping[str, Fields] = {}
         for number, (plan, seconds) in enumerate(zip(plans, job.seconds, strict=True)):
             record, kept = run_paced(session, plan, seconds, timeout=job.timeout, residents=kept)
-            if repetition:
+            if repetition >= job.warm:
                 found[number].append(record.own)
     return found

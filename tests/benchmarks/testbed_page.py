@@ -50,7 +50,7 @@ The same transfers as ring, written as a plain loop over `isend`, `irecv` and `w
 
 All rates of a shipped machine times one factor; communication alone (kernels and the latencies of
 the file count as nothing), and nothing kept resident, as with ring. Medians of {repeat}, of ring
-one run after a warm one. The cap is how much faster than ring a plan that moves keys and values can
+one run. The cap is how much faster than ring a plan that moves keys and values can
 be by the file: the simulated ring, which is its closed form, over the class bound.
 
 {shares}
