@@ -58,7 +58,7 @@ class Agenda:
         self.plan_passages(link_passages(self.steps, levels=levels, own_first=not self.backward))
         self.steps.sort(key=lambda step: step.start if step.passage else -1.0)
         self.returns = (
-            cut_steps(messages.lines, self.cells, messages.chunks) if self.backward else []
+            cut_steps(messages.returns, self.cells, messages.chunks) if self.backward else []
         )
         lengths = [step.end - step.start for step in self.steps]
         self.slack = float(np.mean(lengths)) if lengths else 0.0

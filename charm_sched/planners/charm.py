@@ -9,7 +9,7 @@ leaves open is decided here:
 * Any number of tiers. A piece enters each domain of every tier once, through the counterpart of its
   owner, and is passed on inside (`hierarchy`); more often just where links between domains would
   idle otherwise (`messages`).
-* One peer per message. Each tier has a lane, or two where one would wait for its latency. A list
+* One peer per message. Each tier has a lane, or more where one would wait. A list
   schedule (`timetable`) fixes their order: own pieces first, then what arrives; in the backward
   first what arrives, as its gradients have a longer way home.
 * Shards are cut into cells (`cells`), so that what a mask hides moves to nobody, and
@@ -43,6 +43,7 @@ def charm(
     pieces: int = 0,
     lanes: int = 0,
     top_up: bool = True,
+    apart: bool = True,
     levels: bool = True,
     decouple: bool = True,
     remerge: bool = True,
@@ -57,6 +58,8 @@ def charm(
         lanes: Streams of each tier, which take turns; 0 for as many as pay.
         top_up: Let idle links between domains bring pieces to more ranks than one; with more than
             128 ranks they never do.
+        apart: Choose the ways of KV and of gradients apart, link by link, where the ranks of a
+            backward owe different amounts.
         levels: Ablation: False sends to all peers of a tier at once.
         decouple: Ablation: False ties the levels of all tiers together in one stream.
         remerge: Ablation: False computes everything in one stream, with nothing to merge.
@@ -72,10 +75,12 @@ def charm(
     machine, work = machine_of(b, domains), b.workload
     backward = b.direction == "backward"
     messages = Messages(
+        b,
         machine,
         Cells(b, pieces or suitable_pieces(b, machine)),
         lanes=lanes if levels and decouple else 1,
         top_up=top_up,
+        apart=apart,
         growth=work.row_bytes("dkv") / work.row_bytes("kv") if backward else 0.0,
     )
     agenda = Agenda(b, machine, messages, levels=levels, decouple=decouple, remerge=remerge)

@@ -88,7 +88,9 @@ def _plan_returns(agenda: Agenda, attended: list[dict[Cell, Sitting]]) -> None:
         line = step.line
         passage = None if agenda.levels else shared.get((line.depth, line.held, step.subs))
         if passage is None:
-            passage = shared[line.depth, line.held, step.subs] = Passage(depth=line.depth)
+            far_first = float(agenda.messages.apart and not line.held)
+            passage = Passage(depth=line.depth, order=(far_first,))
+            shared[line.depth, line.held, step.subs] = passage
             passages.append(passage)
         ends = ready[ranks, line.piece, step.cells.start : step.cells.stop]
         passage.ready = max(passage.ready, float((ends * step.takes).max()))

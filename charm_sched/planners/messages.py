@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 
 from charm_sched.builder import Builder
 from charm_sched.partition import count_rows
 from charm_sched.planners.cells import Cells
+from charm_sched.planners.flows import balance
 from charm_sched.planners.hierarchy import Line, direct_lines, exchange_lines, is_even
 from charm_sched.planners.loads import Loads
 from charm_sched.planners.machine import Machine
@@ -16,6 +18,7 @@ MOST_PIECES = 9
 MOST_SUBS = 256  # ranks times sub-pieces
 MOST_OWN = 4  # messages of an own piece inside the innermost domain
 MOST_RANKS_TOPPED_UP = 128  # choosing direct lines takes a second there
+UNEVEN_LANES = 4  # where ranks owe different amounts, one waits for the other within a lane
 TRIED = 8  # numbers of direct lines that are compared at once
 WAIT = 0.05
 """A lane's latency, as a part of a message's time, from which on a second lane pays."""
@@ -28,21 +31,33 @@ class Messages:
 
     Attributes:
         cells: The shards in cells.
-        lines: All lines. Gradients take them the other way.
+        lines: All lines of keys and values.
+        returns: Lines that gradients take the other way.
+        apart: Whether KV and gradients take ways of their own.
         lanes: Streams of each tier.
         resident: Which cells each rank has from the start, ``[rank, owner, cell]``; None: no one.
     """
 
     def __init__(
-        self, machine: Machine, cells: Cells, *, lanes: int, top_up: bool, growth: float
+        self,
+        b: Builder,
+        machine: Machine,
+        cells: Cells,
+        *,
+        lanes: int,
+        top_up: bool,
+        apart: bool,
+        growth: float,
     ) -> None:
         """Choose lines and lanes.
 
         Args:
+            b: The builder.
             machine: Tree and paces.
             cells: The shards in cells.
             lanes: Streams of each tier; 0 for as many as pay.
             top_up: Whether direct lines may be used.
+            apart: Whether KV and gradients are weighed apart where demands are uneven.
             growth: Bytes of a gradient per byte of KV; 0 in the forward, where none moves.
         """
         self.cells, self.resident = cells, cells.resident()
@@ -53,8 +68,14 @@ class Messages:
         few = len(cells.kv) <= MOST_RANKS_TOPPED_UP
         if top_up and few and len(machine.paces) > 1 and is_even(machine.tree):
             self._extra = direct_lines(machine.tree, self._lines, cells.subs)
-        self.lines = self._with(self._balance())
-        self.lanes = [lanes or self._lanes_of(at) for at in range(len(machine.paces))]
+        self.apart = apart and growth > 0 and cells.runs > 1 and bool(self._extra)
+        if self.apart:
+            ways = balance(b, cells, self._lines, self._extra, growth)
+            self.lines, self.returns = (self._with(direct) for direct in ways)
+        else:
+            self.lines = self.returns = self._with(self._extra[: self._balance()])
+        few_alike = UNEVEN_LANES if self.apart else 0
+        self.lanes = [lanes or few_alike or self._lanes_of(at) for at in range(len(machine.paces))]
 
     def _seconds(self, lines: list[Line]) -> float:
         """Give the time of the busiest link."""
@@ -64,13 +85,13 @@ class Messages:
             loads += nothing.of(lines, None, self._growth)
         return loads.seconds()
 
-    def _with(self, count: int) -> list[Line]:
-        """Give all lines, with so many of the direct ones."""
+    def _with(self, direct: Sequence[Line]) -> list[Line]:
+        """Give all lines, with some of the direct ones."""
         inner = len(self._machine.paces) - 1
         outer = [line for line in self._lines if line.depth < inner]
         return [
             *outer,
-            *self._extra[:count],
+            *direct,
             *(line for line in self._lines if line.depth == inner),
         ]
 
@@ -81,7 +102,7 @@ class Messages:
         def best(low: int, high: int) -> int:
             for step in range(TRIED + 1):
                 count = low + (high - low) * step // TRIED
-                costs[count] = self._seconds(self._with(count))
+                costs[count] = self._seconds(self._with(self._extra[:count]))
             return min(costs, key=lambda count: (round(costs[count], 9), count))
 
         most = len(self._extra)
