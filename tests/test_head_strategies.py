@@ -16,6 +16,7 @@ from support import brute, cases
 from charm_sched.errors import StrategyError
 from charm_sched.ops import Attend, Transfer
 from charm_sched.planners import PLANNERS
+from charm_sched.planners.domain_order import Tile, order_kernels
 from charm_sched.planners.head_chunks import chunk_heads
 from charm_sched.planners.hierarchy import Tree
 from charm_sched.planners.machine import machine_of
@@ -28,7 +29,7 @@ from charm_sched.topology import load_topology
 from charm_sched.verifier import verify
 from charm_sched.workload import Workload
 
-NAMES = ("mesh", "pass_q", "ulysses", "usp")
+NAMES = ("domain_mesh", "mesh", "pass_q", "ulysses", "usp")
 TWO_BY_EIGHT: Tree = [list(range(8)), list(range(8, 16))]
 
 
@@ -210,6 +211,100 @@ def test_a_tile_is_attended_once_and_own_queries_last(rows: int, way: str) -> No
     ]
 
 
+FOUR_BY_TWO: Tree = [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def across(made: Plan, domains: Tree) -> dict[str, float]:
+    """Count shards per kind that enter a domain, summed over all ranks."""
+    assert not isinstance(domains, int)
+    home = {rank: n for n, ranks in enumerate(domains) for rank in cases.leaves(ranks)}
+    work, rows = made.workload, made.workload.seq_len / made.num_ranks
+    found: Counter[str] = Counter()
+    for op in made.ops():
+        if isinstance(op, Transfer) and home[op.src] != home[op.dst]:
+            for item, _ in op.items:
+                heads = work.num_kv_heads if item.kind in ("kv", "dkv") else work.heads
+                count = sum(last - first for first, last in item.rows)
+                found[item.kind] += count * (item.heads[1] - item.heads[0]) / heads / rows
+    return dict(found)
+
+
+@pytest.mark.parametrize("inside", [{"inner_groups": 1}, {"inner_groups": 2}, {"inner_rows": 2}])
+@pytest.mark.parametrize(("groups", "rows"), [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (4, 1)])
+def test_a_domain_gets_a_tile_once(groups: int, rows: int, inside: dict[str, int]) -> None:
+    """(H R - 1) / H of the queries and (H C - 1) / H of the keys, whatever ranks do inside."""
+    params = {"domains": FOUR_BY_TWO, "groups": groups, "rows": rows, **inside}
+    forward, backward = cases.both_ways("domain_mesh", 8, shape(8, 8, 8), params=params)
+    columns = 4 // groups // rows
+    queries, keys = (8 * (groups * count - 1) / groups for count in (rows, columns))
+    for made, there, back in ((forward, ("q",), {"o": "q"}), (backward, ("q", "g"), {"dq": "q"})):
+        verify(made, made.workload)
+        expected = dict.fromkeys([*there, *back], queries) | {"kv": keys}
+        if made is backward:
+            expected["dkv"] = keys
+        assert across(made, FOUR_BY_TWO) == {kind: n for kind, n in expected.items() if n}
+
+
+def test_links_between_domains_carry_equal_shares() -> None:
+    params = {"domains": FOUR_BY_TWO, "groups": 2, "rows": 2, "inner_groups": 1}
+    for made in cases.both_ways("domain_mesh", 8, shape(8, 8, 8), params=params):
+        sent: Counter[int] = Counter()
+        for row, op in enumerate(made.ops()):
+            if isinstance(op, Transfer) and op.src // 2 != op.dst // 2:
+                sent[op.src] += int(made.op_bytes[row])
+        assert len(sent) == 8
+        assert len(set(sent.values())) == 1
+
+
+@pytest.mark.parametrize("mask", ["causal", "window:9", "docs:20,5,7"])
+@pytest.mark.parametrize("kv_heads", [4, 1])
+def test_a_domain_mesh_serves_masks(mask: str, kv_heads: int) -> None:
+    work = cases.small_workload(32, mask, heads=4, kv_heads=kv_heads)
+    for groups, inner, pieces in ((1, 1, 2), (2, 2, 1), (4, 1, 3)):
+        params = {
+            "domains": FOUR_BY_TWO, "groups": groups, "inner_groups": inner, "pieces": pieces,
+        }  # fmt: skip
+        for partition in ("contiguous", "zigzag"):
+            for made in cases.both_ways("domain_mesh", 8, work, partition, params):
+                verify(made, work)
+                brute.run(made)
+
+
+def test_a_domain_mesh_weighs_what_moves() -> None:
+    """Heads where there are many, keys in the forward of grouped heads, queries in a backward."""
+    tree: Tree = [[2 * n, 2 * n + 1] for n in range(4)]
+
+    def kinds(heads: int, kv_heads: int, way: str, **params: int) -> set[str]:
+        work = Workload(seq_len=64, heads=heads, kv_heads=kv_heads, head_dim=8, mask="full")
+        made = cases.made("domain_mesh", 8, work, direction=way, params={"domains": tree, **params})
+        return set(across(made, tree))
+
+    assert kinds(8, 8, "forward") == {"q", "kv", "o"}  # by heads: 1.9 V, keys alone 3 V
+    assert kinds(8, 1, "forward") == {"kv"}  # queries are eight times as large
+    assert kinds(8, 1, "backward") == {"kv", "dkv"}
+    assert kinds(1, 1, "backward", rows=4) == {"q", "g", "dq"}
+
+
+def test_one_device_attends_all_itself() -> None:
+    topology = load_topology("dual_numa_pcie")
+    made = plan(topology, shape(4, 2, 1), strategy="domain_mesh", ranks=1)
+    assert [len(one) for one in made.plans] == [1, 1]  # type: ignore[union-attr]
+
+
+def test_a_domain_that_waits_for_nothing_attends_its_own_last() -> None:
+    """Results of others leave first; what is at home needs no way."""
+    tile = Tile(
+        seconds=np.ones((3, 2)), rows=np.array([0.0, 1.0, 2.0]), columns=np.array([0.0, 0.5]),
+        kinds=np.zeros((3, 2), np.int64), own=np.array([True, False, False]),
+        bundles=np.zeros(2, np.int64), overhead=0.01, least=0.1,
+    )  # fmt: skip
+    kernels = order_kernels(tile)
+    assert [(kernel.rows, kernel.columns) for kernel in kernels] == [
+        ((0,), (0,)), ((1,), (0, 1)), ((2,), (0, 1)), ((0,), (1,)),
+    ]  # fmt: skip
+    assert kernels[-1].end == pytest.approx(6 + 4 * 0.01)
+
+
 def test_pass_q_moves_queries_and_returns_results() -> None:
     forward, backward = cases.both_ways("pass_q", 8, shape(4, 2, 8))
     assert moved(forward) == {"q": 56, "o": 56}
@@ -308,6 +403,9 @@ def test_usp_takes_a_degree_that_fits_domains_and_heads() -> None:
     [
         ("ulysses", {}, "at least as many query heads as ranks, found 4 heads on 6 ranks"),
         ("ulysses", {"chunks": 0}, "chunks: expected 1 or more, found 0"),
+        ("domain_mesh", {"pieces": 0}, "domain_mesh: expected pieces of 1 or more, found 0"),
+        ("domain_mesh", {"inner_rows": 4}, "the 6 ranks of one"),
+        ("domain_mesh", {"domains": [[0, 1], [2, 3, 4, 5]]}, "innermost domains of equal size"),
         ("usp", {"chunks": 0}, "chunks: expected 1 or more, found 0"),
         ("usp", {"degree": 4}, "divides the 6 ranks and is at most the 4 query heads, found 4; the "
                                "nearest is 3"),
@@ -337,7 +435,7 @@ def test_a_refusal_does_not_stop_the_others() -> None:
     topology = load_topology("dual_numa_pcie")
     work = Workload(seq_len=2048, heads=4, kv_heads=2, head_dim=64)
     compared = plan_all(topology, work, strategies=NAMES)
-    assert {row.strategy for row in compared.results} == {"usp", "mesh", "pass_q"}
+    assert {row.strategy for row in compared.results} == set(NAMES) - {"ulysses"}
     assert {(row.strategy, row.direction) for row in compared.refused} == {
         ("ulysses", "forward"), ("ulysses", "backward"),
     }  # fmt: skip

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from charm_sched.planners.all_gather import all_gather
 from charm_sched.planners.charm import charm
+from charm_sched.planners.domain_mesh import domain_mesh
 from charm_sched.planners.double_ring import double_ring
 from charm_sched.planners.mesh import mesh
 from charm_sched.planners.pass_q import pass_q
@@ -29,5 +30,6 @@ PLANNERS: dict[str, Callable[..., None]] = {
     "usp": usp,
     "mesh": mesh,
     "pass_q": pass_q,
+    "domain_mesh": domain_mesh,
     "charm": charm,
 }

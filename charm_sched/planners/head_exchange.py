@@ -21,6 +21,7 @@ from charm_sched.builder import Builder
 from charm_sched.errors import StrategyError
 from charm_sched.items import HOME
 from charm_sched.partition import Rows
+from charm_sched.planners.begun import Begun
 from charm_sched.planners.head_chunks import Heads, KeyHeads, chunk_heads
 from charm_sched.planners.slots import Slots, padded
 
@@ -67,6 +68,7 @@ class _HeadExchange:
             self.row[ranks], self.member[ranks] = row, np.arange(self.members)
         self.before = grid[(self.row - 1) % self.steps, self.member]  # in its ring
         self.slots = Slots(b)
+        self.begun = Begun(b)
         self.levels: Counter[str] = Counter()
         self.resident: dict[tuple[int, str, Rows], list[Heads]] = {}
         for rank, item, _ in b.saved:
@@ -153,23 +155,30 @@ class _HeadExchange:
             rank=self.b.ranks, queries=queries, keys=keys, query_slot=query_slots,
             key_slot=key_slots,
         )  # fmt: skip
+        if self.begun.needed:
+            kind = "dq" if self.backward else "o"
+            results, _ = padded([self._attend_queries(rank, chunk, kind) for rank in ranks])
+            added, _ = padded([self._attend_keys(rank, chunk, step, "dkv") for rank in ranks])
+            self.begun.attend(
+                queries, keys, results=results, gradients=added if self.backward else None
+            )
 
-    def _attend_queries(self, rank: int, chunk: int) -> Operands:
+    def _attend_queries(self, rank: int, chunk: int, kind: str = "q") -> Operands:
         heads = self._queries(rank, chunk)
         name = (self.run[chunk] % 2, self.place[chunk])
         return [
             (
-                self._item("q", self._owner(rank, distance), heads),
+                self._item(kind, self._owner(rank, distance), heads),
                 self.slots("sum", *name, distance) if distance else HOME,
             )
             for distance in range(self.members if heads else 0)
             if heads
         ]
 
-    def _attend_keys(self, rank: int, chunk: int, step: int) -> Operands:
+    def _attend_keys(self, rank: int, chunk: int, step: int, kind: str = "kv") -> Operands:
         return [
             (
-                self._item("kv", self._owner(rank, distance, step), key.heads),
+                self._item(kind, self._owner(rank, distance, step), key.heads),
                 self._gradient_slot(chunk, step, distance, key),
             )
             for distance in range(self.members)
@@ -218,6 +227,8 @@ class _HeadExchange:
             for rank in range(self.b.num_ranks)
         ]
         items, slots = padded(rows)
+        if kind == "dkv":
+            items = self.begun.move(self.before, self.b.ranks, items)
         self.b.transfer(
             src=self.before, dst=self.b.ranks, items=items, level=self._next_level(stream),
             stream=stream, slot=slots,
@@ -234,9 +245,8 @@ class _HeadExchange:
                 self._item(kind, owner, run) if run else HOME
                 for owner, run in zip(owners, heads, strict=True)
             ]
-            self.b.transfer(
-                src=self.b.ranks, dst=owners, items=items, level=level, stream="results"
-            )
+            sent = self.begun.move(self.b.ranks, np.array(owners), np.array(items))
+            self.b.transfer(src=self.b.ranks, dst=owners, items=sent, level=level, stream="results")
 
     def _return_keys(self, run: Sequence[int]) -> None:
         """Send the dKV of a run's chunks back to the owners."""
@@ -253,6 +263,7 @@ class _HeadExchange:
                         for rank, owner in enumerate(owners)
                     ]
                 )
+                items = self.begun.move(self.b.ranks, np.array(owners), items)
                 self.b.transfer(
                     src=self.b.ranks, dst=owners, items=items, level=level, stream="results",
                     slot=slots,

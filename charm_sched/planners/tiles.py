@@ -79,7 +79,7 @@ def choose_tile(b: Builder, machine: Machine, tile_rows: int, neighbours: str) -
 def _seconds(b: Builder, machine: Machine, tile: Tile) -> float:
     """Estimate the time on the wire: of the busiest tier, as tiers work side by side."""
     busy: dict[Pace, float] = {}
-    for what, (there, back) in zip(SIDES, _bytes(b), strict=True):
+    for what, (there, back) in zip(SIDES, shard_bytes(b), strict=True):
         ring = tile.ring(what)
         for before in ring[1:]:
             for peers, size in ((ring[1], there), (before, back)):
@@ -89,7 +89,7 @@ def _seconds(b: Builder, machine: Machine, tile: Tile) -> float:
     return max(busy.values(), default=0.0)
 
 
-def _bytes(b: Builder) -> tuple[tuple[int, int], tuple[int, int]]:
+def shard_bytes(b: Builder) -> tuple[tuple[int, int], tuple[int, int]]:
     """Give the bytes of the largest shard: queries there and back, keys there and back."""
     work = b.workload
     rows = max(count_rows(shard) for shard in b.partition.shards)
@@ -139,7 +139,7 @@ def order_tile(b: Builder, machine: Machine, tile: Tile) -> list[tuple[int, list
     columns, rows = tile.grid.shape
     hops = [
         _pace(machine, tile.ring(what)[1]).end(0.0, moved[0]) if size > 1 else 0.0
-        for what, moved, size in zip(SIDES, _bytes(b), (rows, columns), strict=True)
+        for what, moved, size in zip(SIDES, shard_bytes(b), (rows, columns), strict=True)
     ]
     work = b.workload
     shard = max(count_rows(shard) for shard in b.partition.shards)

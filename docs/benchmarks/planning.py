@@ -1,6 +1,6 @@
 """Measure building and proving plans, and the automatic planner; print Markdown tables.
 
-Run from a checkout: python docs/benchmarks/planning.py [auto]
+Run from a checkout: python docs/benchmarks/planning.py [auto | many NODES]
 """
 
 import os
@@ -62,8 +62,40 @@ def auto() -> None:
             out(f"| {Path(machine).stem} | {devices} | {wall:.1f} s | {used:.1f} s |\n")
 
 
+def many(nodes: int) -> None:
+    """Print what ``auto`` chooses for 1M tokens on many nodes: `dual_node_h800` with more."""
+    from charm_sched.limits import Limits
+    from charm_sched.search import plan_all
+
+    out, start = sys.stdout.write, time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        two = (ROOT / "topologies" / "dual_node_h800.yaml").read_text()
+        path = Path(folder) / "nodes.yaml"
+        path.write_text(two.replace("node0..1", f"node0..{nodes - 1}"))
+        topology = load_topology(str(path))
+    work = Workload(seq_len=2**20, heads=32, kv_heads=32, head_dim=128, mask="full")
+    found = plan_all(topology, work, strategies=("auto",))
+    seconds = time.perf_counter() - start
+    limits = Limits(topology, work, topology.device_names)
+    shards = Partition.contiguous(work.seq_len, len(topology.devices))
+    for direction, chosen in found.chosen.items():
+        keys = ("kv",) if direction == "forward" else ("kv", "dkv")
+        once = work.seq_len * work.num_kv_heads * sum(work.row_bytes(kind) for kind in keys)
+        moved, least = chosen.timeline.tier_bytes["network"], (nodes - 1) * once
+        *_, floor = limits.floors(direction, shards, keys=True)
+        out(
+            f"| {nodes} x 8 | {direction} | {chosen.strategy} | {moved / 1e9:.1f} GB | "
+            f"{least / 1e9:.1f} GB | {least / moved:.1f} | {chosen.timeline.makespan * 1e3:.2f} ms "
+            f"| {floor * 1e3:.2f} ms |\n"
+        )
+    out(f"Planned and proved in {seconds:.0f} s.\n")
+
+
 def main() -> None:
     """Print the tables."""
+    if sys.argv[1:2] == ["many"]:
+        many(int(sys.argv[2]))
+        return
     if sys.argv[1:] == ["auto"]:
         auto()
         return

@@ -38,7 +38,7 @@ CHARM_PARAMS: tuple[Mapping[str, Any], ...] = (
 )
 
 
-HEAD_STRATEGIES = ("all_gather", "mesh", "pass_q", "ulysses", "usp")
+HEAD_STRATEGIES = ("all_gather", "domain_mesh", "mesh", "pass_q", "ulysses", "usp")
 HEADS = ((2, 1), (3, 3), (4, 2), (5, 1), (6, 2))  # query heads, KV heads
 
 
@@ -99,9 +99,9 @@ def both_ways(
 
 
 @st.composite
-def trees(draw: st.DrawFn, most: int = 8) -> Tree:
+def trees(draw: st.DrawFn, most: int = 8, least: int = 1) -> Tree:
     """Draw a tree of ranks, up to three tiers, with uneven and reordered domains."""
-    count = draw(st.integers(1, most))
+    count = draw(st.integers(least, most))
     ranks: list[Tree] = list(draw(st.permutations(range(count))))
     for _ in range(draw(st.integers(0, 2))):
         grouped: list[Tree] = []
@@ -147,6 +147,20 @@ def ring_params(draw: st.DrawFn, strategy: str, tree: Tree) -> dict[str, Any]:
 
 
 @st.composite
+def domain_params(draw: st.DrawFn, count: int, size: int, heads: int) -> dict[str, int]:
+    """Draw a shape that a mesh of so many domains can have, with some numbers left open."""
+    params = {"pieces": draw(st.integers(1, 3))}
+    groups = draw(st.sampled_from([1, *(d for d in (heads,) if count % d == 0)]))
+    rows = [d for d in range(1, count + 1) if count // groups % d == 0]
+    params["groups"] = draw(st.sampled_from([0, groups])) if heads > 1 else groups
+    if params["groups"]:
+        params["rows"] = draw(st.sampled_from([0, *rows]))
+    params["inner_rows"] = draw(st.sampled_from([d for d in range(1, size + 1) if size % d == 0]))
+    params["inner_groups"] = draw(st.sampled_from([0, 1]))
+    return params
+
+
+@st.composite
 def head_params(draw: st.DrawFn, strategy: str, tree: Tree, heads: int) -> dict[str, Any]:
     """Draw parameters that a strategy which moves heads or queries can serve."""
     divisors = [d for d in range(1, len(leaves(tree)) + 1) if len(leaves(tree)) % d == 0]
@@ -165,6 +179,11 @@ def head_params(draw: st.DrawFn, strategy: str, tree: Tree, heads: int) -> dict[
                 "tile_rows": st.sampled_from([0, *divisors]),
                 "neighbours": st.sampled_from(["auto", "queries", "keys"]),
             }
+        case "domain_mesh":
+            size = draw(st.sampled_from(divisors))
+            order = leaves(tree)
+            even = [order[first : first + size] for first in range(0, len(order), size)]
+            return {"domains": even, **draw(domain_params(len(even), size, heads))}
         case "pass_q":
             ways = {"direct": st.booleans(), "pieces": st.integers(1, 3)}
     if strategy == "usp":
