@@ -4,8 +4,9 @@ Run from a checkout, as root, on a machine that does nothing else (an hour or mo
 
     python -m tests.benchmarks.testbed --keep FOLDER [MACHINE...]
 
-Without names all machines are measured. What was measured is kept in the folder, machine by
-machine, and the page has all that is there: so it can be measured in parts.
+A machine is one of the small shapes, the name of one with ``/all`` behind it for every strategy, or
+a shipped one; by default all of these are measured. What was measured is kept in the folder, and
+the page has all that is there: so it can be measured in parts.
 """
 
 import argparse
@@ -37,7 +38,7 @@ SHIPPED = (
     "dual_node_nvlink_4nic", "dual_node_h800", "four_node_nvlink",
 )  # fmt: skip
 # 256 rows of 8 and of 16 heads of 128 in bf16: 1 and 2 MiB of keys and values per rank.
-HEADS = {8: (*PLANNERS, AUTO), 16: ("ring", "charm")}
+HEADS = (8, 16)
 ROWS, REPEAT, TIMEOUT = 256, 5, 120.0
 LIKE_RING = {"save": False}  # nothing stays resident, so that both passes move what ring moves
 RING_RUNS = (1, 0)  # timed and not, on shipped machines, where one run takes up to two minutes
@@ -66,13 +67,26 @@ def run_shape(topology: Topology, scale: float) -> tuple[list[Experiment], list[
         found = [
             experiment(
                 lab, topology, work(len(devices), heads), calibration, scale=scale,
-                strategies=strategies, directions=DIRECTIONS, repeat=REPEAT,
+                strategies=("ring", "charm"), directions=DIRECTIONS, repeat=REPEAT,
                 timeout=TIMEOUT, paced=True, say=lambda text: say(f"{topology.name}: {text}"),
             )
-            for heads, strategies in HEADS.items()
+            for heads in HEADS
         ]  # fmt: skip
         by_hand = list(_by_hand(topology, found[0], bed))
     return found, by_hand
+
+
+def run_all(topology: Topology, scale: float) -> list[Experiment]:
+    """Run every strategy, and what auto chooses, on one of the small shapes."""
+    devices = topology.device_names
+    with laboratory(topology, devices, scale, timeout=TIMEOUT) as (_, lab):
+        return [
+            experiment(
+                lab, topology, work(len(devices), HEADS[0]), probe(lab, scaled(topology, scale)),
+                scale=scale, strategies=(*PLANNERS, AUTO), directions=DIRECTIONS, repeat=REPEAT,
+                timeout=TIMEOUT, paced=True, say=lambda text: say(f"{topology.name}: {text}"),
+            )
+        ]  # fmt: skip
 
 
 def _by_hand(topology: Topology, found: Experiment, bed: Testbed) -> Iterator[ByHand]:
@@ -134,32 +148,45 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, required=True, help="folder of what was measured")
     parser.add_argument("machines", nargs="*", metavar="MACHINE", help="default: all")
     args = parser.parse_args()
-    if unknown := set(args.machines) - {*SHAPES, *SHIPPED}:
-        parser.error(f"expected {', '.join((*SHAPES, *SHIPPED))}, found {', '.join(unknown)}")
+    every = (*SHAPES, *(f"{name}/all" for name in SHAPES), *SHIPPED)
+    if unknown := set(args.machines) - set(every):
+        parser.error(f"expected {', '.join(every)}, found {', '.join(unknown)}")
     args.keep.mkdir(parents=True, exist_ok=True)
     carrying = measure_carrying()
-    for name in args.machines or (*SHAPES, *SHIPPED):
-        found: object
-        if name in SHAPES:
-            topology = load_topology(FOLDER / "machines" / f"{name}.yaml")
-            found = run_shape(topology, scale_of(topology, carrying))
-        else:
-            found = run_shipped(name, carrying)
-        (args.keep / f"{name}.pickle").write_bytes(pickle.dumps(found))
+    for name in args.machines or every:
+        (args.keep / _file(name)).write_bytes(pickle.dumps(measure(name, carrying)))
     shapes = kept(args.keep, SHAPES)
     (FOLDER / "testbed.md").write_text(
         page(
             [each for experiments, _ in shapes for each in experiments],
             [each for _, by_hand in shapes for each in by_hand],
+            [
+                each
+                for found in kept(args.keep, [f"{name}/all" for name in SHAPES])
+                for each in found
+            ],
             [each for shares in kept(args.keep, SHIPPED) for each in shares],
             repeat=REPEAT,
         )
     )
 
 
+def measure(name: str, carrying: Carrying) -> object:
+    """Measure one machine."""
+    if name in SHIPPED:
+        return run_shipped(name, carrying)
+    shape, _, all_of_them = name.partition("/")
+    topology = load_topology(FOLDER / "machines" / f"{shape}.yaml")
+    return (run_all if all_of_them else run_shape)(topology, scale_of(topology, carrying))
+
+
+def _file(name: str) -> str:
+    return f"{name.replace('/', '-')}.pickle"
+
+
 def kept(folder: Path, names: Sequence[str]) -> list[Any]:
     """Give what was measured of machines, those that were."""
-    files = [folder / f"{name}.pickle" for name in names]
+    files = [folder / _file(name) for name in names]
     return [pickle.loads(file.read_bytes()) for file in files if file.exists()]
 
 

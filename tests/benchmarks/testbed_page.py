@@ -30,21 +30,22 @@ ring keeps nothing.
 {summary}
 
 {predictions}
-## auto
-
-What `auto` chooses, beside the bound of the calibrated machine (of plans that move keys and values
-where it moves just these, else of any schedule) and beside the fastest of the other strategies, all
-measured. 1 MiB of keys and values per rank. `auto` decides by the model as it is used for NCCL,
-without the cost of the host.
-
-{auto}
-
 ## Ring by hand
 
 The same transfers as ring, written as a plain loop over `isend`, `irecv` and `wait`
 (`tests/support/plain_ring.py`), on the same networks.
 
 {by_hand}
+
+## Every strategy
+
+{every}
+
+What `auto` chooses, beside the bound of the calibrated machine (of plans that move keys and values
+where it moves just these, else of any schedule) and beside the fastest of the other strategies, all
+measured. `auto` decides by the model as it is used for NCCL, without the cost of the host.
+
+{auto}
 
 ## Shipped machines
 
@@ -59,6 +60,9 @@ A share above 100 % means that ring itself was slower than in the model: here tw
 the same two devices share one flow cap, in the model each has its own. Machines without a row
 have not been run.
 """
+
+
+NOTHING = "Not run yet."
 
 
 class ByHand(NamedTuple):
@@ -90,16 +94,14 @@ class Share(NamedTuple):
 
 
 def summary(found: Sequence[Experiment]) -> str:
-    """Say how far predictions are off: all of them, and those of ring and charm."""
+    """Say how far predictions are off."""
     trials = [trial for each in found for trial in each.trials]
     bound = [t for t in trials if t.result.timeline.compute_s <= t.result.timeline.makespan / 2]
     if not bound:
         return "No run that communication limits has been measured."
-    two = [trial for trial in bound if trial.result.strategy in ("ring", "charm")]
     return (
         f"Of {len(trials)} runs {len(bound)} are limited by communication (computation takes at "
-        f"most half of the predicted time).\nOver these {_errors(bound)}.\n"
-        f"Over the {len(two)} of ring and charm among them {_errors(two)}."
+        f"most half of the predicted time).\nOver these {_errors(bound)}."
     )
 
 
@@ -168,7 +170,12 @@ def share_table(rows: Sequence[Share]) -> str:
 
 
 def page(
-    found: Sequence[Experiment], by_hand: Sequence[ByHand], shares: Sequence[Share], *, repeat: int
+    found: Sequence[Experiment],
+    by_hand: Sequence[ByHand],
+    every: Sequence[Experiment],
+    shares: Sequence[Share],
+    *,
+    repeat: int,
 ) -> str:
     """Write it all down."""
     cpu = platform.processor() or platform.machine()
@@ -177,7 +184,8 @@ def page(
         repeat=repeat,
         summary=summary(found),
         predictions=markdown(found),
-        auto=auto_table(found),
+        every=markdown(every) if every else NOTHING,
+        auto=auto_table(every) if every else NOTHING,
         by_hand=hand_table(by_hand),
         shares=share_table(shares),
     )
