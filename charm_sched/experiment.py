@@ -171,14 +171,9 @@ def experiment(
         say: Told what is being done.
     """
     compare = partial(
-        plan_all,
-        calibration.topology,
-        workload,
-        directions=directions,
-        partition=partition,
-        params=params,
-        devices=lab.devices,
-    )
+        plan_all, calibration.topology, workload, directions=directions, partition=partition,
+        params=params, devices=lab.devices,
+    )  # fmt: skip
     compared = _compared(compare, strategies)
     predicted = [_as_gloo(result, calibration) for result in compared.results]
     slow = scaled(topology, scale)
