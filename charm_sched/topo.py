@@ -10,6 +10,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 
+from charm_sched import import_command
 from charm_sched.commands import Handler, add_version, load_machine, make_parser, run_command
 from charm_sched.errors import CharmSchedError, TopologyError
 from charm_sched.options import Help, add_workload_flags, workload_of
@@ -25,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> ArgumentParser:
     parser = make_parser(
         "charm-topo",
-        "charm-topo {list,show,validate,schema,bound,probe} ...",
+        "charm-topo {list,show,validate,schema,bound,probe,import} ...",
         "Look at machines: the shipped ones and your own files.",
     )
     add_version(parser)
@@ -65,6 +66,12 @@ def _parser() -> ArgumentParser:
     )  # fmt: skip
     probe.description = DESCRIPTION
     add_arguments(probe)
+    importing = command(
+        "import", "FILE... [--format F] [-o FILE] [options]",
+        "Make a topology file out of what other tools print", import_command.import_command,
+    )  # fmt: skip
+    importing.description = import_command.DESCRIPTION
+    import_command.add_arguments(importing)
     return parser
 
 

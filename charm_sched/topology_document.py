@@ -26,7 +26,7 @@ def to_document(topology: Topology, *, domains: bool = False) -> dict[str, Any]:
     if domains or topology.tier_names is not None:
         document["tiers"] = list(topology.tiers)
     profiles = {d.compute.name: d.compute for d in topology.devices}
-    document["profiles"] = {name: _profile(profile) for name, profile in profiles.items()}
+    document["profiles"] = {name: profile_document(profile) for name, profile in profiles.items()}
     document["kinds"] = kinds
     ports = natural_ports(list(topology.device_names), topology.links)
     document["devices"] = [_device(d, ports[d.name]) for d in topology.devices]
@@ -39,6 +39,8 @@ def to_document(topology: Topology, *, domains: bool = False) -> dict[str, Any]:
         document["domains"] = [dict(domain) for domain in topology.domain_override]
     elif domains:
         document["domains"] = [_domain(child) for child in topology.domains().children]
+    if topology.costs is not None:
+        document["costs"] = topology.costs.to_document()
     if topology.extra_assumptions:
         document["assumptions"] = list(topology.extra_assumptions)
     return document
@@ -100,7 +102,8 @@ def _device(device: Device, natural_port: float) -> dict[str, Any]:
     return entry
 
 
-def _profile(profile: ComputeProfile) -> dict[str, Any]:
+def profile_document(profile: ComputeProfile) -> dict[str, Any]:
+    """Return a profile as a file writes it."""
     entry: dict[str, Any] = {
         "peak": {k: units.format_rate(v, digits=None) for k, v in profile.peak.items()},
         "efficiency": profile.efficiency,
@@ -166,6 +169,7 @@ def assumptions(topology: Topology, *, rates: bool = True) -> tuple[str, ...]:
     )
     sentences |= dict.fromkeys(_device_sentences(topology))
     sentences |= dict.fromkeys(_link_sentences(topology))
+    sentences |= dict.fromkeys(_cost_sentences(topology))
     sentences |= dict.fromkeys(topology.extra_assumptions)
     return tuple(sentences)
 
@@ -193,6 +197,13 @@ def _link_sentences(topology: Topology) -> Iterator[str]:
                 case _:
                     shown = units.format_bandwidth(link.bandwidth)
             yield _sentence(f"{link.kind} links: {key} {shown}", link.source, key)
+
+
+def _cost_sentences(topology: Topology) -> Iterator[str]:
+    if topology.costs is not None:
+        facts = topology.costs.facts()
+        for key in topology.costs.assumed:
+            yield _sentence(f"{topology.name}: {key} {facts[key]}", topology.costs.source, key)
 
 
 def _sentence(fact: str, source: str, key: str) -> str:

@@ -21,7 +21,7 @@ from charm_sched.masks import MASK_FORMS
 from charm_sched.workload import MODELS
 
 GOLDEN = Path(__file__).parent / "golden"
-HEAVY = ("numpy", "networkx", "scipy", "torch", "simpy", "yaml", "rich", "charm_sched.plans")
+HEAVY = ("defusedxml", "numpy", "networkx", "scipy", "torch", "simpy", "yaml", "rich", "charm_sched.plans")
 MAINS: dict[str, Callable[[Sequence[str]], int]] = {
     "charm-plan": cli.plan_main,
     "charm-sim": cli.sim_main,
@@ -32,7 +32,7 @@ MAINS: dict[str, Callable[[Sequence[str]], int]] = {
 COMMANDS = (
     "charm-plan", "charm-sim", "charm-topo", "charm-topo list", "charm-topo show",
     "charm-topo validate", "charm-topo schema", "charm-topo bound",
-    "charm-topo probe", "charm-run", "charm-lab",
+    "charm-topo import", "charm-topo probe", "charm-run", "charm-lab",
 )  # fmt: skip
 
 

@@ -19,29 +19,36 @@ FOLDERS = ("simulator", "runtime", "topologies")
 
 # A module may import from its own layer and from those above it in this list.
 LAYERS = (
-    ("arrays", "errors", "units"),
-    ("profile*", "topology*", "domain*", "routing", "masks", "workload", "partition"),
-    ("items", "ops", "plans"),
+    ("arrays", "errors", "files", "units"),
     (
-        "accesses", "areas", "bounds", "builder", "class_bounds", "cost", "covers", "cuts",
-        "demands", "deviation", "envelopes", "hazards", "host_cost", "memory", "prefix_areas", "probe",
-        "probe_fit", "probe_latency", "probe_numbers", "probe_outliers", "probe_result", "probing",
-        "progress", "rectangles", "scaling", "schedule_bounds", "storage*", "structure", "timeline",
-        "trace", "verifier", "waits",
+        "change*", "domain*", "mask*", "models", "partition", "profile*", "rebuild", "routing",
+        "topology*", "workload",
+    ),
+    ("importers", "importers.*"),
+    ("items", "ops", "plans", "symmetry*"),
+    (
+        "accesses", "areas", "bounds", "builder", "class_bounds", "cost", "covers", "critical_path",
+        "cuts", "demands", "deviation", "envelopes", "hazards", "host_cost", "link_usage",
+        "memory", "prefix_areas", "probe", "probe_fit", "probe_latency", "probe_numbers",
+        "probe_outliers", "probe_result", "probing", "progress", "rectangles", "scaling",
+        "schedule_bounds", "side_by_side", "storage*", "structure", "timeline", "trace",
+        "verifier", "waits",
     ),
     ("planners", "planners.*", "strategies"),
     ("simulator", "simulator.*", "runtime", "runtime.*", "testbed", "testbed.*"),
-    ("limits", "results", "search*"),
+    ("explain", "jitter", "layouts", "levers", "limits", "results", "search*", "training_step"),
     (
-        "assess", "cli", "commands", "experiment", "faults", "lab", "options", "output",
-        "probe_command", "probe_report", "probe_write", "render*", "report", "run", "sweep",
-        "terminal", "topo",
+        "assess", "cli", "commands", "experiment", "extras", "faults", "import_command", "lab",
+        "machines", "options", "output", "plan_command", "probe_command", "probe_report",
+        "probe_write", "render*", "report*", "run", "sim_command", "sweep*", "terminal", "topo",
+        "what_if",
     ),
 )  # fmt: skip
 IMPORTERS = {  # who may import a library at all
     "torch": ("runtime", "runtime.*"),
     "simpy": ("simulator", "simulator.*"),
     "yaml": ("topology*", "importers.*"),
+    "defusedxml": ("importers.*",),
     "rich": ("cli", "render*", "run", "terminal"),
 }
 MAX_FILE, MAX_FUNCTION = 400, 60
