@@ -30,12 +30,15 @@ class Cut:
         bandwidth: Bytes per second that can leave (or cross, both ways) all at once.
         crossing: Bytes that have to.
         words: All of it in words: "1 GB of keys and values out of node0 over 4 nic links: ...".
+        kinds: Kinds of the links that cross it, "port" for a device's port; or that it is about
+            all links of several sets.
     """
 
     devices: tuple[str, ...]
     bandwidth: float
     crossing: float
     words: str
+    kinds: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +164,7 @@ def cut_of(
         devices=within,
         bandwidth=bandwidth,
         crossing=size,
+        kinds=tuple(kinds),
         words=f"{format_bytes(size, digits=3)} of {what} {where} over {over}: "
         f"{format_bandwidth(bandwidth, digits=3)}",
     )

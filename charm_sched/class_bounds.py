@@ -177,6 +177,7 @@ def _by_cover(
         devices=tuple(devices),
         bandwidth=worst.bandwidth,
         crossing=worst.crossing,
+        kinds=(f"links of all {worst.kind}",),
         words=f"{format_bytes(worst.crossing, digits=3)} of {what}: "
         f"{format_bandwidth(worst.bandwidth, digits=3)} in all",
     )

@@ -9,10 +9,18 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from charm_sched.extras import Extras
 from charm_sched.render_bounds import bound_facts
+from charm_sched.render_explain import details, path_facts
+from charm_sched.render_layout import show_layout
+from charm_sched.render_machines import cost_facts, cost_notes, machine_rows
+from charm_sched.render_step import show_step
+from charm_sched.render_sweep import show_sweep
 from charm_sched.render_tables import CHOSEN, fitting, names_of
-from charm_sched.render_timeline import lanes, legend, meter
+from charm_sched.render_timeline import lanes, meter
+from charm_sched.render_timeline import legend as explain_bars
 from charm_sched.render_topology import LEGEND, domain_tree
+from charm_sched.render_what_if import show_what_if
 from charm_sched.report import assumptions as assumptions_of
 from charm_sched.sweep import verdict
 from charm_sched.units import format_bytes, format_seconds, format_tokens
@@ -20,6 +28,7 @@ from charm_sched.units import format_bytes, format_seconds, format_tokens
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from charm_sched.explain import Explanation
     from charm_sched.results import Comparison, Result
     from charm_sched.sweep import Point
     from charm_sched.workload import Workload
@@ -34,15 +43,18 @@ def show(
     *,
     points: Sequence[Point] = (),
     footer: Sequence[str] = (),
+    extras: Extras | None = None,
 ) -> None:
     """Print everything about one machine and workload.
 
     Args:
         console: Where.
         comparison: What was found.
-        points: A sweep of lengths, printed as a table.
+        points: Several lengths, printed as a table.
         footer: Lines at the end: what was saved, and how to run it.
+        extras: What else was asked for.
     """
+    extras = extras or Extras()
     console.print(domain_tree(comparison.topology))
     console.print(Text(LEGEND, style="dim"))
     console.print(Text(f"\n{describe(comparison.workload)}\n{_ranks(comparison)}"))
@@ -50,16 +62,28 @@ def show(
     absent = [refusal.strategy for refusal in comparison.refused]
     names = names_of([*served, *absent, *(one.strategy for one in comparison.not_tried)])
     for number, (direction, result) in enumerate(comparison.chosen.items()):
-        _direction(console, direction, result, names[result.strategy], explain=not number)
+        told = extras.explanations.get(direction)
+        _direction(console, direction, result, names[result.strategy], told, legend=not number)
     if len(comparison.results) > len(comparison.chosen):
         _heading(console, "Every strategy with its best partition")
         _strategies(console, comparison, names)
     if comparison.why:
         _heading(console, "Why this one")
         console.print(Padding(Text(comparison.why), (0, 0, 0, 2)))
+    for sentence in cost_facts(comparison):
+        _heading(console, "What it costs")
+        console.print(Padding(Text(sentence), (0, 0, 0, 2)))
     _absent(console, comparison, names)
     if points:
         _sweep(console, points)
+    if extras.layout:
+        show_layout(console, extras.layout)
+    if extras.step:
+        show_step(console, extras.step)
+    if extras.sweep:
+        show_sweep(console, extras.sweep)
+    if extras.what_if:
+        show_what_if(console, extras.what_if)
     assumptions(console, assumptions_of(comparison))
     for number, line in enumerate(footer):
         console.print(Text(f"\n{line}" if not number else line), soft_wrap=True)
@@ -96,15 +120,10 @@ def _listing(sentences: Sequence[str]) -> Padding:
 def machines(console: Console, comparisons: Sequence[Comparison]) -> None:
     """Print one row per machine: what changing the machine would change."""
     _heading(console, "The machines side by side")
-    head = ("machine", "ranks", *(TITLES[d] for d in comparisons[0].chosen), "vs first")
-    rows = []
-    totals = [sum(r.timeline.makespan for r in c.chosen.values()) for c in comparisons]
-    for comparison, total in zip(comparisons, totals, strict=True):
-        times = [format_seconds(r.timeline.makespan, digits=3) for r in comparison.chosen.values()]
-        ranks = {result.plan.num_ranks for result in comparison.chosen.values()}
-        name = comparison.topology.name
-        rows.append((name, str(max(ranks)), *times, f"{totals[0] / total:.2f}x"))
+    head, rows = machine_rows(comparisons)
     console.print(Padding(fitting(head, rows, console.width - 2), (0, 0, 0, 2)))
+    for note in cost_notes(comparisons):
+        console.print(Padding(Text(note, style="dim"), (0, 0, 0, 2)))
 
 
 def describe(workload: Workload) -> str:
@@ -133,7 +152,13 @@ def _heading(console: Console, text: str) -> None:
 
 
 def _direction(
-    console: Console, direction: str, result: Result, name: str, *, explain: bool
+    console: Console,
+    direction: str,
+    result: Result,
+    name: str,
+    told: Explanation | None,
+    *,
+    legend: bool,
 ) -> None:
     took = format_seconds(result.timeline.makespan, digits=3)
     _heading(console, f"{TITLES[direction]}: {name} takes {took}{against_ring(result)}")
@@ -145,9 +170,10 @@ def _direction(
         meter(result.timeline, ring=ring, width=width),
         Text(),
         lanes(result.timeline, width=width),
-        *([legend(console)] if explain else []),
+        *([explain_bars(console)] if legend else []),
         Text(),
-        _facts(result),
+        _facts(result, told),
+        *([Text(), *details(told, width)] if told and told.levers is not None else []),
     ]
     for part in parts:
         console.print(Padding(part, (0, 0, 0, 2)))
@@ -163,7 +189,7 @@ def against_ring(result: Result) -> str:
     return f", {speedup:.2f} times as fast as Ring-Attention"
 
 
-def _facts(result: Result) -> Table:
+def _facts(result: Result, told: Explanation | None) -> Table:
     timeline = result.timeline
     name, busy = timeline.busiest_link if timeline.total_bytes else ("none", 0.0)
     moved = [f"{format_bytes(n, digits=3)} over {t}" for t, n in timeline.tier_bytes.items()]
@@ -177,7 +203,7 @@ def _facts(result: Result) -> Table:
     facts.add_row("moved", Text(", ".join(moved) or "nothing"))
     facts.add_row("busiest link", Text(f"{name}, {busy:.0%} of its bandwidth used"))
     facts.add_row("memory", Text(memory))
-    for title, text in bound_facts(result):
+    for title, text in [*bound_facts(result), *(path_facts(told) if told else ())]:
         facts.add_row(title, Text(text))
     return facts
 

@@ -11,6 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from charm_sched.extras import Extras
+from charm_sched.machines import cost_document, machine_documents
+from charm_sched.report_extras import extras_document
+
 if TYPE_CHECKING:
     from charm_sched.bounds import Bound
     from charm_sched.limits import MachineLimit
@@ -21,13 +25,16 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 SCHEMA, VERSION = "charm-sched/report", 1
 
+MOST_DOMAINS = 64  # that are looked at one by one
+
 
 def document(
     comparison: Comparison,
     plan_file: str | Path | None = None,
     trace_files: Sequence[Path] = (),
+    extras: Extras | None = None,
 ) -> Document:
-    """Give the document of one comparison, with the files that were written."""
+    """Give the document of one comparison, with the files that were written and what was asked."""
     chosen = comparison.chosen.items()
     return {
         "schema": SCHEMA,
@@ -60,6 +67,8 @@ def document(
         "trace_files": [str(path) for path in trace_files],
         "assumptions": assumptions(comparison),
         "seconds": dict(comparison.seconds),
+        "cost": cost_document(comparison),
+        **extras_document(extras or Extras()),
     }
 
 
@@ -75,11 +84,17 @@ def assumptions(comparison: Comparison) -> list[str]:
     return sentences
 
 
-def combined(documents: Sequence[Document]) -> Document:
-    """Give a single document as it is, several ones as one document with ``reports``."""
+def combined(documents: Sequence[Document], comparisons: Sequence[Comparison] = ()) -> Document:
+    """Give a single document as it is, several ones as one document with ``reports``.
+
+    ``machines`` then holds a row for each of the comparisons.
+    """
     if len(documents) == 1:
         return documents[0]
-    return {"schema": SCHEMA, "version": VERSION, "reports": list(documents)}
+    several: Document = {"schema": SCHEMA, "version": VERSION, "reports": list(documents)}
+    if comparisons:
+        several["machines"] = machine_documents(comparisons)
+    return several
 
 
 def write_json(value: Document | Sequence[Document]) -> None:
@@ -126,14 +141,15 @@ def _result(result: Result) -> Document:
         "peak_bytes": result.peak_bytes,
         "fits": result.fits,
         "ranks": result.plan.num_ranks,
-        "ops": len(result.plan),
+        "ops": len(result.plan) * result.plan.copies,
         "levels": result.plan.num_levels,
         "speedup_vs_ring": result.speedup_vs_ring,
     }
 
 
 def _detail(result: Result) -> Document:
-    return {"planner": result.strategy, "params": dict(result.params)}
+    planner = result.plan.strategy if result.strategy == "auto" else result.strategy
+    return {"planner": planner, "params": dict(result.params)}
 
 
 def tiers(topology: Topology) -> list[Document]:
@@ -148,10 +164,26 @@ def tiers(topology: Topology) -> list[Document]:
         {
             "name": name,
             "domains": sum(len(domain.children) for domain in parents),
-            "bandwidth": min((inside_bandwidth(topology, d) for d in parents), default=None),
+            "bandwidth": min(
+                (inside_bandwidth(topology, d) for d in _unlike(topology, parents)), default=None
+            ),
         }
         for name, parents in joined.items()
     ]
+
+
+def _unlike(topology: Topology, domains: Sequence[Domain]) -> list[Domain]:
+    """Give one of the domains that play the same part in the graph, where there are many."""
+    if len(domains) < MOST_DOMAINS:
+        return list(domains)
+    from charm_sched.cuts import cut_graph
+
+    names = topology.device_names
+    colours = dict(
+        zip(names, cut_graph(topology, names).colours()[: len(names)].tolist(), strict=True)
+    )
+    looks = {tuple(sorted(colours[name] for name in d.devices)): d for d in domains}
+    return list(looks.values())
 
 
 def _collect(domain: Domain, joined: dict[str, list[Domain]]) -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from charm_sched.domains import Hierarchy
     from charm_sched.routing import Router
+    from charm_sched.topology_costs import RunningCost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +129,7 @@ class Topology:
 
     Attributes:
         extra_assumptions: sentences the file itself adds to those about its numbers.
+        costs: what the whole machine costs to run; None where the file does not say.
         tier_names: outermost first, as the file names them; None to have them named.
         domain_override: the hierarchy as the file gives it (nested name, devices, domains); None to
         find it.
@@ -143,6 +145,7 @@ class Topology:
     tier_names: tuple[str, ...] | None = None
     domain_override: tuple[Mapping[str, Any], ...] | None = field(default=None, repr=False)
     extra_assumptions: tuple[str, ...] = field(default=(), repr=False)
+    costs: RunningCost | None = field(default=None, repr=False)
     where: str = field(default="topology", repr=False)
 
     @functools.cached_property

@@ -50,10 +50,11 @@ def build(document: Document) -> Topology:
         devices=devices,
         switches=tuple(Switch(name=name, kind=spec.kind) for name, spec in flat.switches),
         links=links,
-        **_capacities(devices, links),
+        **capacities_of(devices, links),
         tier_names=document.tiers,
         domain_override=_override(document, [name for name, _ in flat.devices]),
         extra_assumptions=document.assumptions,
+        costs=document.costs,
         where=document.cursor.where,
     )
     _check_reachable(topology, flat)
@@ -198,7 +199,7 @@ def _devices(
     )
 
 
-def _capacities(devices: tuple[Device, ...], links: tuple[Link, ...]) -> dict[str, Any]:
+def capacities_of(devices: tuple[Device, ...], links: tuple[Link, ...]) -> dict[str, Any]:
     """List the capacities: links first, one for a shared pair, then two per device."""
     capacities: list[Capacity] = []
     of_link: list[int] = []

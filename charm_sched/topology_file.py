@@ -54,13 +54,14 @@ def _find(source: str) -> Path:
         return SHIPPED / f"{source}.yaml"
     path = Path(source)
     try:
-        if path.is_file():
-            return path
-        if path.exists():
-            found = "a directory" if path.is_dir() else "something that is no file"
-            raise TopologyError(f"{source}: expected a topology file, found {found}")
+        is_file, exists, is_folder = path.is_file(), path.exists(), path.is_dir()
     except (OSError, ValueError) as error:
         raise TopologyError(f"{source}: expected a topology file, found {error}") from error
+    if is_file:
+        return path
+    if exists:
+        found = "a directory" if is_folder else "something that is no file"
+        raise TopologyError(f"{source}: expected a topology file, found {found}")
     near = nearest(path.stem, names)
     raise TopologyError(
         f"{source}: expected a topology file or a shipped name, found no such file"

@@ -11,6 +11,7 @@ from typing import Any
 
 from charm_sched import units
 from charm_sched.profiles import DIRECTIONS, DTYPES
+from charm_sched.topology_costs import COST_NUMBERS
 from charm_sched.topology_profiles import PROFILE_REQUIRED
 from charm_sched.topology_spec import LINK_NUMBERS, PAIRINGS, SCHEMA, VERSION
 
@@ -42,6 +43,7 @@ def json_schema() -> dict[str, Any]:
         **section,
         "domains": _list("domain", "The hierarchy, where it is not to be found from the graph."),
         "assumptions": {"type": "array", "items": _TEXT},
+        "costs": _costs(),
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -126,6 +128,30 @@ def _profile() -> dict[str, Any]:
         },
         PROFILE_REQUIRED,
     )
+
+
+def _costs() -> dict[str, Any]:
+    money = r"^([0-9]+(\.[0-9]+)?|\.[0-9]+)\s*[A-Z]{3}/"
+    return {
+        **_object(
+            {
+                "price": {
+                    "type": "string",
+                    "pattern": f"{money}h$",
+                    "description": "Of the whole machine per hour. E.g. 98.3 USD/h",
+                },
+                "power": _quantity(units.POWER, "Of the whole machine under load."),
+                "electricity": {
+                    "type": "string",
+                    "pattern": f"{money}kWh$",
+                    "description": "Where the price does not hold it. E.g. 0.12 USD/kWh",
+                },
+                **_provenance(COST_NUMBERS),
+            }
+        ),
+        "minProperties": 1,
+        "description": "What the machine costs to run; no part of its digest.",
+    }
 
 
 def _provenance(numbers: Sequence[str]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from charm_sched.profiles import ComputeProfile
+from charm_sched.topology_costs import RunningCost, read_costs
 from charm_sched.topology_profiles import read_assumed, read_profile, read_source
 from charm_sched.topology_reader import Cursor, nearest
 
@@ -153,6 +154,7 @@ class Document:
     body: Section
     domains: tuple[DomainSpec, ...] | None
     assumptions: tuple[str, ...]
+    costs: RunningCost | None = None
 
 
 SECTION_KEYS = ("parts", "devices", "switches", "links")
@@ -160,7 +162,7 @@ DOCUMENT_REQUIRED = ("schema", "version", "name", "profiles")
 DOCUMENT_OPTIONAL = (
     *("description", "tiers", "kinds", "templates"),
     *SECTION_KEYS,
-    *("domains", "assumptions"),
+    *("domains", "assumptions", "costs"),
 )
 
 
@@ -202,6 +204,7 @@ def read_document(cursor: Cursor) -> Document:
         assumptions=tuple(entry.text() for entry in top["assumptions"].sequence("sentences"))
         if "assumptions" in top
         else (),
+        costs=read_costs(top["costs"]) if "costs" in top else None,
     )
 
 

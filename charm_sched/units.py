@@ -29,7 +29,11 @@ _BYTE_RATES = {f"{unit}/s": scale for unit, scale in _BYTES.items()}
 _BIT_RATES = {f"{p}b/s": n * _EIGHTH for p, n in _DECIMAL.items()}
 _SECONDS = {"s": Decimal(1), "ms": Decimal("1e-3"), "us": Decimal("1e-6"), "ns": Decimal("1e-9")}
 _RATES = {f"{p}FLOP/s": Decimal(n) for p, n in _DECIMAL.items()}
+_WATTS = {"W": Decimal(1), "kW": Decimal(10**3), "MW": Decimal(10**6)}
 _TOKENS = {"": 1, "K": 2**10, "M": 2**20}
+
+LEAST, MOST = 1e-18, 1e24
+"""What a value in base units may be, if not 0: no sum or quotient of such values overflows."""
 
 _NUMBER = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,4})?"
 _QUANTITY = re.compile(rf"({_NUMBER})\s*(\S.*)?", re.ASCII)
@@ -63,6 +67,12 @@ SIZE = Dimension(
     example="80 GB",
     units=_BYTES,
     shown=("PB", "TB", "GB", "MB", "kB", "B"),
+)
+POWER = Dimension(
+    noun="a power",
+    example="10.2 kW",
+    units=_WATTS,
+    shown=("MW", "kW", "W"),
 )
 
 
@@ -109,8 +119,10 @@ def parse(text: str, dimension: Dimension) -> float:
     if scale is None:
         raise ValueError(f"{expected}: {_unit_hint(unit, dimension)}")
     value = float(Decimal(number) * scale)
-    if not math.isfinite(value):
+    if abs(value) > MOST:
         raise ValueError(f"{expected}: the number is too large")
+    if Decimal(number) and abs(value) < LEAST:
+        raise ValueError(f"{expected}: the number is too small")
     return value
 
 
@@ -166,6 +178,11 @@ def format_rate(value: float, *, digits: int | None = 4) -> str:
 def format_bytes(value: float, *, digits: int | None = 4) -> str:
     """Return bytes as text; `digits` None gives the exact text, which parses back."""
     return _format(value, SIZE, digits)
+
+
+def format_quantity(value: float, dimension: Dimension, *, digits: int | None = 4) -> str:
+    """Return a value of any dimension as text; `digits` None gives the exact text."""
+    return _format(value, dimension, digits)
 
 
 def format_tokens(count: int) -> str:

@@ -492,7 +492,7 @@ def test_a_plan_without_a_machine_needs_one(call: Call, tmp_path: Path) -> None:
     save_plan(builder.build("ring"), tmp_path / "bare.json")
     done = call(sim_main, "bare.json")
     assert done.status == 1
-    assert done.err.startswith("error: plan: expected a machine")
+    assert done.err.startswith("error: bare.json: expected a machine")
 
 
 def test_a_plan_that_is_not_attention_is_refused(call: Call, tmp_path: Path) -> None:

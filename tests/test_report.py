@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.machines import small_shipped
 
 from charm_sched import Workload, load_topology, plan_all
 from charm_sched.assess import assess
 from charm_sched.report import combined, document, tiers, topology_report, workload_document
 from charm_sched.results import Comparison
-from charm_sched.topology import shipped_names
 
 NUMBER, TEXT, COUNT = (int, float), (str,), (int,)
 RESULT = {
@@ -30,6 +30,9 @@ DOCUMENT = {
     "results": (list,), "refused": (list,), "not_tried": (list,), "chosen": (dict,), "why": TEXT,
     "memory_limit": (int, float, type(None)), "plan_file": (str, type(None)),
     "trace_files": (list,), "assumptions": (list,), "seconds": (dict,),
+    "cost": (dict, type(None)), "explanations": (dict,),
+    "what_if": (dict, type(None)), "jitter": (list, type(None)), "sweep": (dict, type(None)),
+    "layout": (dict, type(None)), "step": (dict, type(None)),
 }  # fmt: skip
 WORKLOAD = {
     "seq_len": COUNT, "batch": COUNT, "heads": COUNT, "kv_heads": COUNT, "head_dim": COUNT,
@@ -149,7 +152,7 @@ def test_report_says_what_ring_sends_under_other_masks(mask: str, told: bool) ->
     assert any("also sends the shards that a " in sentence for sentence in sentences) == told
 
 
-@pytest.mark.parametrize("name", shipped_names())
+@pytest.mark.parametrize("name", small_shipped())
 def test_tiers_of_shipped_machines(name: str) -> None:
     topology = load_topology(name)
     found = tiers(topology)
