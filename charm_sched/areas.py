@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 20
 _FEW = 16  # intervals times intervals times documents
+_MOST = 1 << 17  # pairs of row sets that are remembered
 
 
 def row_set_areas(workload: Workload, items: ItemTable, queries: Ints, keys: Ints) -> Ints:
@@ -40,9 +41,9 @@ def row_set_areas(workload: Workload, items: ItemTable, queries: Ints, keys: Int
 def _distinct_areas(workload: Workload, items: ItemTable, queries: Ints, keys: Ints) -> Ints:
     """Count pairs: every interval against every other where they are few, else by prefix sums."""
     widest = int(np.diff(items.row_ptr).max(initial=1))
-    documents = max(len(workload.mask_rule.documents), 1)
+    documents = max(len(workload.mask_rule.documents), len(workload.mask_rule.blocks), 1)
     if widest**2 * documents > _FEW:
-        return prefix_areas(workload, items, queries, keys)
+        return _known_areas(workload, items, queries, keys)
     low, high = items.padded_rows
     sums = np.zeros(len(queries), np.int64)
     for start in range(0, len(queries), _CHUNK):
@@ -55,6 +56,21 @@ def _distinct_areas(workload: Workload, items: ItemTable, queries: Ints, keys: I
         )
         sums[start : start + _CHUNK] = cells.sum(axis=(1, 2))
     return sums
+
+
+def _known_areas(workload: Workload, items: ItemTable, queries: Ints, keys: Ints) -> Ints:
+    """Count pairs of sets of many intervals, those alone that were not counted before."""
+    known = items.known_areas.setdefault(workload.mask_rule, {})
+    packed = (queries.astype(np.int64) << 32) + keys
+    names = packed.tolist()
+    new = np.fromiter((name not in known for name in names), np.bool_, len(names))
+    found = prefix_areas(workload, items, queries[new], keys[new])
+    if len(known) + len(found) <= _MOST:
+        known.update(zip(packed[new].tolist(), found.tolist(), strict=True))
+        return np.fromiter(map(known.__getitem__, names), np.int64, len(names))
+    counts = np.fromiter((known.get(name, 0) for name in names), np.int64, len(names))
+    counts[new] = found
+    return counts
 
 
 def attend_pairs(plan: Plan) -> tuple[Ints, Ints, Ints]:

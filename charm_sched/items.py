@@ -15,11 +15,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from charm_sched.errors import PlanError
-from charm_sched.partition import Rows, rows_of
+from charm_sched.partition import Rows, is_normal
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from charm_sched.masks import Mask
 
 KINDS = ("q", "kv", "o", "g", "dq", "dkv")
 Q, KV, O, G, DQ, DKV = range(6)  # noqa: E741  (the usual name of attention's output)
@@ -56,7 +58,7 @@ class Item:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise PlanError(f"item: expected a kind of {', '.join(KINDS)}, found {self.kind!r}")
-        if not self.rows or rows_of(self.rows) != self.rows:
+        if not is_normal(self.rows):
             raise PlanError(f"item {self.kind}: expected sorted disjoint rows, found {self.rows}")
         if not 0 <= self.heads[0] < self.heads[1]:
             raise PlanError(f"item {self.kind}: expected a range of heads, found {self.heads}")
@@ -153,6 +155,11 @@ class ItemTable:
         return np.asarray(there.all(axis=1))
 
     @cached_property
+    def known_areas(self) -> dict[Mask, dict[int, int]]:
+        """Unmasked pairs of row sets that were counted already, by mask (see `areas`)."""
+        return {}
+
+    @cached_property
     def padded_rows(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Row sets as ``[row sets, most intervals]`` arrays of first and past-the-last token.
 
@@ -175,6 +182,7 @@ class ItemInterner:
         self._items: dict[Item, int] = {}
         self._rows: dict[Rows, int] = {}
         self._columns: list[tuple[int, int, int, int, int]] = []
+        self._known_areas: dict[Mask, dict[int, int]] = {}
 
     def __len__(self) -> int:
         return len(self._items)
@@ -190,12 +198,12 @@ class ItemInterner:
         return number
 
     def table(self) -> ItemTable:
-        """Give the items numbered so far as columns."""
+        """Give the items numbered so far as columns; tables of one interner share `known_areas`."""
         import numpy as np
 
         columns = np.array(self._columns, dtype=np.int64).reshape(-1, 5)
         bounds = np.array([run for rows in self._rows for run in rows], np.int64).reshape(-1, 2)
-        return ItemTable(
+        table = ItemTable(
             kind=columns[:, 0].astype(np.uint8),
             rows=columns[:, 1].astype(np.int32),
             head_lo=columns[:, 2].astype(np.int32),
@@ -205,3 +213,5 @@ class ItemInterner:
             row_lo=bounds[:, 0].copy(),
             row_hi=bounds[:, 1].copy(),
         )
+        table.__dict__["known_areas"] = self._known_areas
+        return table

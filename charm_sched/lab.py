@@ -59,8 +59,8 @@ def _parser() -> ArgumentParser:
     parser.add_argument(
         "--strategy",
         metavar="NAME[,NAME...]",
-        default="ring,charm",
-        help="strategies to run (default: ring,charm)",
+        default="ring,auto",
+        help="strategies to run; auto: the best found (default: ring,auto)",
     )
     parser.add_argument(
         "--direction",

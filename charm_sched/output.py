@@ -58,6 +58,8 @@ def check_target(path: Path) -> Plan | Schedule | None:
     _check_folder(path)
     if not path.exists():
         return None
+    if not path.is_file():
+        raise PlanFileError(f"{path}: expected the name of a file, found something else there")
     try:
         return load_plan(path)
     except PlanFileError as error:

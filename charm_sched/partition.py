@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from operator import lt
 from typing import TYPE_CHECKING
 
 from charm_sched.errors import WorkloadError
@@ -54,6 +55,18 @@ def rows_of(intervals: Iterable[tuple[int, int]]) -> Rows:
         else:
             merged.append((first, last))
     return tuple(merged)
+
+
+def is_normal(rows: Rows) -> bool:
+    """Say whether a row set is as `rows_of` gives it, and not empty.
+
+    >>> is_normal(((0, 2), (4, 8))), is_normal(((0, 2), (2, 4)))
+    (True, False)
+    """
+    if not rows or not isinstance(rows, tuple) or set(map(type, rows)) != {tuple}:
+        return False
+    starts, ends = zip(*rows, strict=True)
+    return starts[0] >= 0 and all(map(lt, starts, ends)) and all(map(lt, ends, starts[1:]))
 
 
 def count_rows(rows: Rows) -> int:

@@ -149,7 +149,8 @@ class Router:
                 raise TopologyError(
                     f"{self._topology.name}: expected a route from "
                     f'"{names[src]}" to "{names[dst]}", found none that '
-                    "does not cross a third device (devices never forward)"
+                    "does not cross a third device (devices never forward); join them by a link "
+                    "or a switch, or choose other devices"
                 )
             self._expand(search, src)
         return search

@@ -150,8 +150,7 @@ def _warn(message: str | None) -> None:
 def _choose(args: Namespace, size: int) -> Comparison:
     """Give the plans to run, with their prediction."""
     from charm_sched.assess import assess
-    from charm_sched.planners import PLANNERS
-    from charm_sched.search import plan_all
+    from charm_sched.search import AUTO, plan_all
     from charm_sched.storage import load_plan
     from charm_sched.topology import load_topology
 
@@ -165,12 +164,11 @@ def _choose(args: Namespace, size: int) -> Comparison:
         return assess(load_plan(args.target))
     if args.ranks not in (None, size) or (args.devices and len(args.devices) != size):
         raise WorkloadError(f"ranks: torchrun started {size} processes; plan for as many devices")
-    everything = args.strategy in (None, ("auto",), ("all",))
     with room_for(size):
         return plan_all(
             load_topology(args.target),
             read_workload(args),
-            strategies=tuple(PLANNERS) if everything else args.strategy,
+            strategies=args.strategy or (AUTO,),
             directions=("forward",) if args.direction == "forward" else ("forward", "backward"),
             partition=args.partition or "auto",
             ranks=None if args.devices else size,

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from charm_sched.workload import Workload
 
 _STEPS = 60  # of halving an interval of time
+_ROUNDING = 1e-9  # of what crosses a cut at most: so much may be left of a difference that is 0
 
 
 def bound(
@@ -243,13 +244,19 @@ class _Search:
             if self._needs(side, seconds) > seconds:
                 seconds = first_time(partial(self._enough, side), seconds)
                 binding = side
-        needs = [self._needs(side, seconds) for side in sides]
-        if binding is None and max(needs, default=0.0) > 0:
+        needs = [self._needs(side, seconds * (1 + _ROUNDING)) for side in sides]
+        alone = binding is not None and needs[sides.index(binding)] == 0
+        if (binding is None or alone) and max(needs, default=0.0) > 0:
             binding = sides[int(np.argmax(needs))]
-        cut = self._cut(binding, seconds) if binding else None
+        cut = self._cut(binding, seconds) if binding and max(needs, default=0.0) > 0 else None
+        reason = f"{COMPUTATION} on all devices"
+        if alone:
+            reason = f"{COMPUTATION} where the tokens are: it takes longer to send them"
+        elif cut and seconds > work:
+            reason = cut.words
         return Bound(
             seconds=seconds,
-            reason=cut.words if cut and seconds > work else f"{COMPUTATION} on all devices",
+            reason=reason,
             cut=cut,
             compute=work,
             communication=max(needs, default=0.0),
@@ -261,7 +268,7 @@ class _Search:
     def _needs(self, side: _Side, seconds: float) -> float:
         """Give what the cut takes at least when both sides compute for so long."""
         least, _ = side.least(*self._shares(side, seconds))
-        return least + side.latency if least > 0 else 0.0
+        return least + side.latency if least > _ROUNDING * side.seconds.max() else 0.0
 
     def _shares(self, side: _Side, seconds: float) -> tuple[float, float]:
         """Give the least and the largest share that S can do in some seconds."""

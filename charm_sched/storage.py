@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from charm_sched.errors import CharmSchedError, PlanError, PlanFileError
+from charm_sched.files import write_whole
 from charm_sched.items import ItemInterner, ItemTable, parse_item
 from charm_sched.ops import Attend, Merge, Op, Operand, Transfer, parse_op
 from charm_sched.partition import Partition
@@ -33,6 +34,7 @@ from charm_sched.plans import (
     Schedule,
     whole,
 )  # fmt: skip
+from charm_sched.symmetry import Symmetry
 from charm_sched.workload import Workload
 
 if TYPE_CHECKING:
@@ -64,12 +66,10 @@ def save_plan(stored: Plan | Schedule, path: str | os.PathLike[str]) -> Path:
     if target.suffix not in (".json", ".npz"):
         raise PlanFileError(f"{target}: expected a name that ends in .json or .npz")
     content = _json_bytes(_plans(stored)) if target.suffix == ".json" else to_bytes(stored)
-    partial = target.with_name(target.name + ".part")
     try:
-        partial.write_bytes(content)
-        partial.replace(target)
-    except OSError as error:
-        raise PlanFileError(f"{target}: cannot be written: {error.strerror}") from error
+        write_whole(target, content)
+    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
+        raise PlanFileError(f"{target}: cannot be written: {_cause(error)}") from error
     return target
 
 
@@ -82,10 +82,18 @@ def load_plan(path: str | os.PathLike[str]) -> Plan | Schedule:
     """
     source = Path(path)
     try:
+        if source.is_char_device() or source.is_block_device():
+            raise PlanFileError(f"{source}: expected a plan file, found a device")
         content = source.read_bytes()
-    except OSError as error:
-        raise PlanFileError(f"{source}: cannot be read: {error.strerror}") from error
+    except (OSError, ValueError) as error:
+        if isinstance(error, PlanFileError):
+            raise
+        raise PlanFileError(f"{source}: cannot be read: {_cause(error)}") from error
     return from_bytes(content, str(source))
+
+
+def _cause(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
 
 
 def to_bytes(stored: Plan | Schedule) -> bytes:
@@ -139,6 +147,7 @@ def _header(plans: Sequence[Plan]) -> dict[str, Any]:
                 "params": dict(plan.params),
                 "streams": plan.streams,
                 "digest": plan.digest,
+                "symmetry": plan.symmetry.to_document() if plan.symmetry else None,
             }
             for plan in plans
         ],
@@ -214,6 +223,7 @@ def _read_plan(header: dict[str, Any], number: int, arrays: Mapping[str, Any]) -
     shards = header["partition"]["shards"]
     topology = header["topology"]
     streams = tuple(entry["streams"])
+    symmetry = entry.get("symmetry")
     if arrays:
         columns = Columns(**_group(arrays, f"{number}.columns.", Columns))
         items = ItemTable(**_group(arrays, f"{number}.items.", ItemTable))
@@ -242,6 +252,9 @@ def _read_plan(header: dict[str, Any], number: int, arrays: Mapping[str, Any]) -
         items=freeze(items),
         columns=freeze(columns),
         saved=freeze(saved),
+        symmetry=Symmetry(shape=tuple(symmetry["shape"]), axes=tuple(symmetry["axes"]))
+        if symmetry
+        else None,
     )
 
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from charm_sched.files import write_whole
 from charm_sched.plans import OP_NAMES, TRANSFER
 
 if TYPE_CHECKING:
@@ -42,9 +44,8 @@ def trace_document(timeline: Timeline) -> dict[str, object]:
 
 def write_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     """Write the trace as a file, ``.json``."""
-    with open(path, "w", encoding="utf-8", newline="\n") as file:
-        json.dump(trace_document(timeline), file, separators=(",", ":"), sort_keys=True)
-        file.write("\n")
+    text = json.dumps(trace_document(timeline), separators=(",", ":"), sort_keys=True)
+    write_whole(Path(path), f"{text}\n".encode())
 
 
 def _events(timeline: Timeline) -> Iterator[Event]:

@@ -299,6 +299,26 @@ def test_what_makes_no_sense_is_refused(arguments: dict[str, Any], message: str)
         bound(load_topology("single_node_nvlink"), Workload(seq_len=64), **arguments)
 
 
+@pytest.mark.parametrize("documents", [(1, 2), (2, 1), (1, 3), (3, 2)])
+@pytest.mark.parametrize("bandwidth", [1.0, 7.0, 168.0])
+def test_what_need_not_cross_has_no_latency(documents: tuple[int, int], bandwidth: float) -> None:
+    """A document on each device; what rounding leaves over is no byte that crosses."""
+    first, length = documents[0], sum(documents)
+    shards = Partition("custom", length, (((0, first),), ((first, length),)))
+    mask = f"docs:{first},{documents[1]}"
+    work = Workload(seq_len=length, heads=2, kv_heads=1, head_dim=4, mask=mask)
+    topology = machine(
+        2, [("d0", "hub", bandwidth), ("d1", "hub", bandwidth)], switches=["hub"], latency="3 ms"
+    )
+    made = build(
+        PLANNERS["charm"], "charm", work, shards, direction="forward", topology=topology,
+        devices=topology.device_names,
+    )  # fmt: skip
+    limit = bound(topology, work, partition=shards)
+    assert limit.communication == 0
+    assert limit.seconds <= simulate(made).makespan < 3e-3
+
+
 def test_one_device_just_computes() -> None:
     found = bound(load_topology("single_node_nvlink"), Workload(seq_len=4096), ranks=1)
     assert isinstance(found, Bound)

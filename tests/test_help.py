@@ -21,7 +21,17 @@ from charm_sched.masks import MASK_FORMS
 from charm_sched.workload import MODELS
 
 GOLDEN = Path(__file__).parent / "golden"
-HEAVY = ("defusedxml", "numpy", "networkx", "scipy", "torch", "simpy", "yaml", "rich", "charm_sched.plans")
+HEAVY = (
+    "defusedxml",
+    "numpy",
+    "networkx",
+    "scipy",
+    "torch",
+    "simpy",
+    "yaml",
+    "rich",
+    "charm_sched.plans",
+)
 MAINS: dict[str, Callable[[Sequence[str]], int]] = {
     "charm-plan": cli.plan_main,
     "charm-sim": cli.sim_main,

@@ -80,7 +80,7 @@ def test_devices_never_forward() -> None:
         topology.route("g0", "g2")
     assert str(caught.value) == (
         'box: expected a route from "g0" to "g2", found none that does not cross a third device '
-        "(devices never forward)"
+        "(devices never forward); join them by a link or a switch, or choose other devices"
     )
     detour = box(
         link("g0", "g1", 10, "wire"),

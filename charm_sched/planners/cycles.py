@@ -31,8 +31,8 @@ def hamiltonian_cycles(count: int) -> Ints:
     """
     if count in (4, 6):
         raise StrategyError(
-            f"{count} ranks have no {count - 1} rings that share no link (4 and 6 are the only "
-            "such counts); expected another number of ranks"
+            f"tasp: expected another number of ranks than 4 and 6, found {count}: {count} ranks "
+            f"have no {count - 1} rings that share no link; use all_gather, which serves any"
         )
     found = _even(count) if count > 2 and count % 2 == 0 else _odd(count)
     if not are_disjoint_cycles(found):
@@ -95,8 +95,8 @@ def _rainbow_path(colour: Ints) -> list[int]:
         if path:
             return path
     raise StrategyError(
-        f"no {len(colour)} rings of {len(colour) + 1} ranks that share no link were found in "
-        f"{RESTARTS} searches; expected an odd number of ranks, or an even one up to 64"
+        f"tasp: expected an odd number of ranks, or an even one up to 64, found "
+        f"{len(colour) + 1}: {RESTARTS} searches gave no {len(colour)} rings that share no link"
     )
 
 

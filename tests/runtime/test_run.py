@@ -19,6 +19,7 @@ from charm_sched.planners import PLANNERS
 from charm_sched.render_run import show
 from charm_sched.run import _choose, _parser, long_work
 from charm_sched.runtime.trial import dense_attention, draw_tensors
+from charm_sched.search_explore import SAME
 from charm_sched.workload import Workload
 
 pytestmark = pytest.mark.distributed
@@ -121,6 +122,20 @@ def test_strategies_are_given_as_to_charm_plan() -> None:
         assert set(found.chosen) == {"forward", "backward"}
     with pytest.raises(SystemExit):
         parser.parse_args(["dual_numa_pcie", "--strategy", "auto,ring"])
+
+
+def test_auto_is_the_default_and_leaves_out_what_cannot_win() -> None:
+    parse, machine = _parser().parse_args, ["dual_numa_pcie", *SMALL]
+    default, auto, everything = (
+        _choose(parse([*machine, *more]), 2)
+        for more in ((), ("--strategy", "auto"), ("--strategy", "all"))
+    )
+    assert default.simulated == auto.simulated < everything.simulated
+    assert not everything.not_tried
+    names = [[(r.strategy, r.params) for r in c.chosen.values()] for c in (default, auto)]
+    assert names[0] == names[1]
+    total = [sum(r.timeline.makespan for r in c.chosen.values()) for c in (default, everything)]
+    assert total[0] <= total[1] * SAME
 
 
 def test_long_work_is_announced() -> None:
