@@ -214,7 +214,7 @@ def read_mask(text: str) -> Mask:
         ValueError: The text is no mask, or one that this release does not have.
     """
     kind, colon, lengths = text.strip().partition(":")
-    if kind == "blocks" or lengths.startswith("@"):
+    if lengths.startswith("@"):
         raise WorkloadError(
             f"mask: expected {MASK_FORMS}, found {text!r}; "
             "masks from a file are not in this release"

@@ -6,6 +6,7 @@ if __name__ != "charm_sched.runtime":
     )
 
 from charm_sched.runtime.autograd import attention
-from charm_sched.runtime.sharding import shard, unshard
+from charm_sched.runtime.rebinding import packed_mask
+from charm_sched.runtime.sharding import positions, shard, unshard
 
-__all__ = ["attention", "shard", "unshard"]
+__all__ = ["attention", "packed_mask", "positions", "shard", "unshard"]

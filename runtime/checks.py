@@ -46,6 +46,20 @@ def checked_scale(scale: object) -> float:
     return float(value)  # type: ignore[arg-type]
 
 
+def check_dropout(probability: object) -> None:
+    """Check that no dropout is asked for.
+
+    Raises:
+        RuntimeFailure: It is.
+    """
+    if not (_is_number(probability) and probability == 0):
+        raise RuntimeFailure(
+            f"attention: dropout_p: expected 0, found {probability!r}: dropout inside distributed "
+            f"attention is supported by no strategy and no backend; drop the output instead "
+            f"(torch.nn.functional.dropout on what attention returns)"
+        )
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 

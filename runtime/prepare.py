@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 
@@ -18,7 +18,7 @@ from charm_sched.runtime.numerics import Precision
 from charm_sched.runtime.program import (
     Combine,
     Compute,
-    Pair,
+    Meeting,
     Program,
     Receive,
     Send,
@@ -26,8 +26,9 @@ from charm_sched.runtime.program import (
     Source,
     Step,
     Version,
+    visible_pairs,
 )
-from charm_sched.runtime.tiles import cut
+from charm_sched.runtime.tiles import Cutter
 
 
 def prepare(plan: Plan, rank: int, hazards: Hazards | None = None) -> Program:
@@ -49,6 +50,7 @@ class _Preparation:
         self.plan, self.rank, self.hazards = plan, rank, hazards
         self.workload = plan.workload
         self.precision = Precision.of(plan.workload)
+        self.cut = Cutter(plan.workload.mask_rule, plan.workload.seq_len)
         self.rows = program(plan, rank).tolist()
         self.number = {row: i for i, row in enumerate(self.rows)}
         self.slots: dict[int, int] = defaultdict(int)
@@ -180,26 +182,27 @@ class _Preparation:
     def _attend(self, row: int, queries: list[int], keys: list[int]) -> Compute:
         backward = self.plan.direction == "backward"
         grads = queries if backward else []
+        meetings = tuple(self._meetings(queries, keys))
         return Compute(
             row=row,
             queries=tuple(self._source(row, Q, arg) for arg in queries),
             grads=tuple(self._source(row, G, arg) for arg in grads),
             keys=tuple(self._source(row, KV, arg) for arg in keys),
-            pairs=tuple(self._pairs(queries, keys)),
+            meetings=meetings,
+            pairs=visible_pairs(meetings, self.cut),
             query_sinks=tuple(self._sink(row, DQ if backward else O, arg) for arg in queries),
             key_sinks=tuple(self._sink(row, DKV, arg) for arg in keys) if backward else (),
         )
 
-    def _pairs(self, queries: list[int], keys: list[int]) -> list[Pair]:
-        items, work, found = self.plan.items, self.workload, []
+    def _meetings(self, queries: list[int], keys: list[int]) -> Iterator[Meeting]:
+        items, share = self.plan.items, self.workload.heads_per_kv
         for i, query in enumerate(queries):
             for j, key in enumerate(keys):
                 one, other = items[query], items[key]
-                heads = head_runs(one.heads, other.heads, work.heads_per_kv)
-                tiles = cut(work.mask_rule, work.seq_len, one.rows, other.rows)
-                if heads and tiles:
-                    found.append(Pair(query=i, key=j, heads=heads, tiles=tiles))
-        return found
+                if heads := head_runs(one.heads, other.heads, share):
+                    yield Meeting(
+                        query=i, key=j, heads=heads, query_rows=one.rows, key_rows=other.rows
+                    )
 
     def _merge(self, row: int, args: list[int], output: int) -> Combine:
         items = self.plan.items

@@ -10,14 +10,16 @@ in row order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from charm_sched.items import Item
+from charm_sched.partition import Rows
 from charm_sched.plans import Plan
 from charm_sched.runtime.layout import Layout, Window
 from charm_sched.runtime.numerics import Precision
-from charm_sched.runtime.tiles import Tile
+from charm_sched.runtime.tiles import Cutter, Tile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +118,32 @@ class Receive:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """A query and a key operand of one attend that share heads, whatever the mask.
+
+    Attributes:
+        query: Number of the query.
+        key: Number of the key.
+        heads: See `Pair`.
+        query_rows: The query's tokens.
+        key_rows: The key's tokens.
+    """
+
+    query: int
+    key: int
+    heads: tuple[tuple[slice, slice], ...]
+    query_rows: Rows
+    key_rows: Rows
+
+    def under(self, cut: Cutter) -> Pair | None:
+        """Give what of it a mask shows; None where it shows nothing."""
+        tiles = cut(self.query_rows, self.key_rows)
+        if not tiles:
+            return None
+        return Pair(query=self.query, key=self.key, heads=self.heads, tiles=tiles)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
     """A query and a key operand that meet.
 
@@ -142,7 +170,8 @@ class Compute:
         queries: The queries.
         grads: Their g; empty in the forward.
         keys: The keys and values.
-        pairs: Who meets whom.
+        meetings: Who meets whom.
+        pairs: What of that the mask shows.
         query_sinks: Where each query's o (dq) goes.
         key_sinks: Where each key's dkv goes; empty in the forward.
     """
@@ -151,6 +180,7 @@ class Compute:
     queries: tuple[Source, ...]
     grads: tuple[Source, ...]
     keys: tuple[Source, ...]
+    meetings: tuple[Meeting, ...]
     pairs: tuple[Pair, ...]
     query_sinks: tuple[Sink, ...]
     key_sinks: tuple[Sink, ...]
@@ -206,3 +236,19 @@ class Program:
     slots: dict[int, int] = field(default_factory=dict)
     residents: dict[str, int] = field(default_factory=dict)
     started: dict[str, int] = field(default_factory=dict)
+
+    def rebound(self, plan: Plan, cut: Cutter) -> Program:
+        """Give the program of the same plan under another mask, that of ``cut``: tiles differ."""
+        return replace(self, plan=plan, steps=tuple(_under(step, cut) for step in self.steps))
+
+
+def visible_pairs(meetings: Iterable[Meeting], cut: Cutter) -> tuple[Pair, ...]:
+    """Give what a mask shows of an attend."""
+    found = (meeting.under(cut) for meeting in meetings)
+    return tuple(pair for pair in found if pair is not None)
+
+
+def _under(step: Step, cut: Cutter) -> Step:
+    if not isinstance(step, Compute):
+        return step
+    return replace(step, pairs=visible_pairs(step.meetings, cut))

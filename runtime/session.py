@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
@@ -16,14 +16,20 @@ import torch.distributed as dist
 
 from charm_sched.errors import CharmSchedError, RuntimeFailure
 from charm_sched.hazards import Hazards
+from charm_sched.masks import Mask
 from charm_sched.plans import Plan
+from charm_sched.runtime.contract import check_contract
 from charm_sched.runtime.execution import Execution
 from charm_sched.runtime.gloo import Communicators, GlooTransport, Waiters
+from charm_sched.runtime.groups import Group, process_group
+from charm_sched.runtime.kernels import Kernel, choose_kernel
 from charm_sched.runtime.memory import Slots
 from charm_sched.runtime.passes import Worker
 from charm_sched.runtime.prepare import prepare
 from charm_sched.runtime.program import Program
+from charm_sched.runtime.rebinding import rebound_plan
 from charm_sched.runtime.threads import run_in_threads
+from charm_sched.runtime.tiles import Cutter
 
 KEPT_PLANS = 32
 _SHOWN = 12  # characters of a value that are shown: enough of a digest
@@ -35,8 +41,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A plan that is ready to run on this rank."""
+    """A plan that is ready to run on this rank.
 
+    Attributes:
+        source: The plan that was asked for, kept so that its `id` stays its own.
+        plan: It under the mask that was asked for.
+        program: This rank's part of that.
+        slots: Its buffers.
+    """
+
+    source: Plan
     plan: Plan
     program: Program
     slots: Slots
@@ -54,7 +68,9 @@ class Session:
         self.communicators = Communicators(group, timeout)
         self.calls = 0
         self._waiters = Waiters()
-        self._prepared: OrderedDict[int, Prepared] = OrderedDict()
+        self._prepared: OrderedDict[tuple[int, Mask | None], Prepared] = OrderedDict()
+        self._cutter: Cutter | None = None
+        self._trusted: set[tuple[str, torch.dtype]] = set()
 
     @property
     def rank(self) -> int:
@@ -96,25 +112,51 @@ class Session:
         except RuntimeFailure:
             return  # what this rank has to say comes first
 
-    def prepared(self, plan: Plan, *, check: bool) -> Prepared:
-        """Prepare a plan once; proved before where ``check``.
+    def kernel(self, name: str | None, dtype: torch.dtype) -> Kernel:
+        """Give a kernel by name, after it has shown once that it keeps its contract.
 
         Raises:
-            PlanError: The plan is not exactly attention, or cannot run.
+            RuntimeFailure: The name is not known, or the kernel breaks the contract.
         """
-        prepared = self._prepared.get(id(plan))
+        kernel = choose_kernel(name, dtype)
+        if (kernel.name, dtype) not in self._trusted:
+            check_contract(kernel, dtype)
+            self._trusted.add((kernel.name, dtype))
+        return kernel
+
+    def prepared(self, plan: Plan, *, check: bool, mask: Mask | None = None) -> Prepared:
+        """Prepare a plan once, for its own mask or another; proved before where ``check``.
+
+        Raises:
+            PlanError: The plan is not exactly attention, cannot run, or cannot serve the mask.
+        """
+        key = id(plan), mask
+        prepared = self._prepared.get(key)
         if prepared is None:
-            program = prepare(plan, self.rank, _proved(plan) if check else None)
-            prepared = Prepared(plan, program, Slots(program.slots))
-            self._prepared[id(plan)] = prepared
+            prepared = self._rebound(plan, mask, check) if mask else self._made(plan, check)
+            self._prepared[key] = prepared
             while len(self._prepared) > KEPT_PLANS:
                 self._prepared.popitem(last=False)
-        self._prepared.move_to_end(id(plan))
+        self._prepared.move_to_end(key)
         return prepared
 
-    def worker(self, plan: Plan, timeout: float, *, check: bool) -> tuple[Worker, GlooTransport]:
+    def _made(self, plan: Plan, check: bool) -> Prepared:
+        program = prepare(plan, self.rank, _proved(plan) if check else None)
+        return Prepared(plan, plan, program, Slots(program.slots))
+
+    def _rebound(self, plan: Plan, mask: Mask, check: bool) -> Prepared:
+        """Give a plan under another mask; it has the buffers of the plan itself."""
+        base = self.prepared(plan, check=check)
+        rebound = rebound_plan(plan, mask, check=check)
+        if self._cutter is None or self._cutter.mask != mask:
+            self._cutter = Cutter(mask, plan.workload.seq_len)
+        return Prepared(plan, rebound, base.program.rebound(rebound, self._cutter), base.slots)
+
+    def worker(
+        self, plan: Plan, timeout: float, *, check: bool, mask: Mask | None = None
+    ) -> tuple[Worker, GlooTransport]:
         """Give what is needed to run a plan, once all ranks have agreed to run it."""
-        prepared = self.prepared(plan, check=check)
+        prepared = self.prepared(plan, check=check, mask=mask)
         self.communicators.ensure(len(plan.streams), timeout)
         transport = GlooTransport(self.communicators, self._waiters, timeout)
         worker = Worker(program=prepared.program, slots=prepared.slots, transport=transport)
@@ -145,17 +187,18 @@ class Session:
 _SESSIONS: WeakKeyDictionary[dist.ProcessGroup, Session] = WeakKeyDictionary()
 
 
-def session_of(group: dist.ProcessGroup | None, timeout: float) -> Session:
+def session_of(group: Group, timeout: float) -> Session:
     """Give a group's session; made on the first call, which all ranks must make.
 
     Raises:
-        RuntimeFailure: torch.distributed is not initialised, or this rank is not in the group.
+        RuntimeFailure: torch.distributed is not initialised, this rank is not in the group, or a
+            mesh has several dimensions.
     """
     if not dist.is_initialized():
         raise RuntimeFailure(
             "attention: torch.distributed is not initialised; call init_process_group first"
         )
-    group = dist.group.WORLD if group is None else group
+    group = dist.group.WORLD if group is None else process_group(group)
     if group is None or dist.get_rank(group) < 0:
         raise RuntimeFailure("attention: this rank is not a member of the group")
     if group not in _SESSIONS:
@@ -196,8 +239,23 @@ def _compare(rank: int, name: str, values: list[str]) -> None:
         return
     odd = [str(other) for other, value in enumerate(values) if value != common]
     which = "rank" if len(odd) == 1 else "ranks"
-    shown = {other: value[:_SHOWN] for other, value in enumerate(values)}
+    start = _first_difference(values)
+    shown = {other: _excerpt(value, start) for other, value in enumerate(values)}
     raise RuntimeFailure(
         f"rank {rank}: the {name} of {which} {', '.join(odd)} differs from the others'; "
         f"expected the same on all ranks, found {shown}"
     )
+
+
+def _first_difference(values: Sequence[str]) -> int:
+    """Give where texts begin to differ."""
+    columns = zip(*values, strict=False)
+    shortest = min(map(len, values))
+    return next((at for at, column in enumerate(columns) if len(set(column)) > 1), shortest)
+
+
+def _excerpt(value: str, start: int) -> str:
+    """Give enough of a text to see how it differs from others from ``start`` on."""
+    first = 0 if start < _SHOWN else start - _SHOWN // 2
+    lead = "..." if first else ""
+    return f"{lead}{value[first : first + _SHOWN]}"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from charm_sched.errors import RuntimeFailure
+from charm_sched.masks import Mask
 from charm_sched.partition import Partition, count_rows
 from charm_sched.plans import Plan, Schedule
+from charm_sched.runtime.groups import Group, process_group
 
 TOKENS = 2
 
@@ -23,7 +27,7 @@ def shard(
     plan: Schedule | Plan,
     *,
     rank: int | None = None,
-    group: dist.ProcessGroup | None = None,
+    group: Group = None,
 ) -> Tensor:
     """Give a rank's tokens of a whole tensor; gradients flow back to its own tokens.
 
@@ -45,7 +49,7 @@ def shard(
             f"shard: expected [batch, heads, {partition.seq_len}, size], found {list(x.shape)}"
         )
     if rank is None:
-        rank = dist.get_rank(group)
+        rank = dist.get_rank(process_group(group))
     if not 0 <= rank < partition.num_ranks:
         raise RuntimeFailure(
             f"shard: expected a rank below {partition.num_ranks}, the ranks of the plan, "
@@ -56,7 +60,47 @@ def shard(
     return torch.cat(pieces, dim=TOKENS) if pieces else x[:, :, :0]
 
 
-def unshard(x: Tensor, plan: Schedule | Plan, *, group: dist.ProcessGroup | None = None) -> Tensor:
+def positions(
+    plan: Schedule | Plan,
+    *,
+    mask: Mask | None = None,
+    rank: int | None = None,
+    group: Group = None,
+) -> Tensor:
+    """Give the positions of a rank's tokens, for rotary or other position embeddings.
+
+    Shards need not lie together, so counting from 0 on each rank would be wrong.
+
+    Args:
+        plan: Says who owns which tokens.
+        mask: The mask of the batch; None means the plan's. Under packed documents positions start
+            again at 0 in each, also behind padding; under other masks they count the sequence.
+        rank: Whose tokens; None means this rank in ``group``.
+        group: The ranks of the plan; None means the default group.
+
+    Returns:
+        ``[tokens]``, int64, in the order of `shard`.
+    """
+    partition = partition_of(plan)
+    rank = dist.get_rank(process_group(group)) if rank is None else rank
+    pieces = [torch.arange(first, last) for first, last in partition.shards[rank]]
+    rows = torch.cat(pieces) if pieces else torch.arange(0)
+    if mask is None:
+        mask = (plan.forward if isinstance(plan, Schedule) else plan).workload.mask_rule
+    starts = torch.tensor([0, *_document_starts(mask)])
+    return rows - starts[torch.searchsorted(starts, rows, right=True) - 1]
+
+
+def _document_starts(mask: Mask) -> list[int]:
+    """List where packed documents start; blocks are documents where each sees itself alone."""
+    if mask.documents:
+        return [*accumulate(mask.documents)][:-1]
+    if all(block.rows == block.keys for block in mask.blocks):
+        return [block.rows[0] for block in mask.blocks]
+    return []
+
+
+def unshard(x: Tensor, plan: Schedule | Plan, *, group: Group = None) -> Tensor:
     """Gather the tokens of all ranks into the whole tensor, on every rank.
 
     No gradient flows through it: it is for looking at results, not for training. All ranks of the
@@ -74,6 +118,7 @@ def unshard(x: Tensor, plan: Schedule | Plan, *, group: dist.ProcessGroup | None
     Raises:
         RuntimeFailure: ``x`` or the group does not fit the plan.
     """
+    group = process_group(group)
     shards, rank, size = partition_of(plan).shards, dist.get_rank(group), dist.get_world_size(group)
     if size != len(shards):
         raise RuntimeFailure(

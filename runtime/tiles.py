@@ -1,6 +1,6 @@
 """Cuts the attention of two row sets into tiles that a kernel takes as they are.
 
-Every mask lets row ``i`` see the keys ``lower(i) <= k < upper(i)``. A tile is a rectangle of query
+Masks let row ``i`` see runs of keys ``lower(i) <= k < upper(i)``. A tile is a rectangle of query
 rows and keys that is wholly visible, or a square whose visible part is the lower triangle, or a
 rectangle with a band in it. Every row of a tile sees at least one of its keys: what a row does not
 see is cut off, so no kernel ever meets an empty row.
@@ -19,11 +19,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import accumulate
 from operator import itemgetter
 
-from charm_sched.masks import Limit, Mask, Segment
+from charm_sched.mask_segments import Limit, Segment
+from charm_sched.masks import Mask
 from charm_sched.partition import Rows
 
 BAND_ROWS = 256
@@ -53,30 +53,45 @@ class Tile:
         return not self.causal and self.band is None
 
 
-@lru_cache(maxsize=4096)
-def cut(mask: Mask, seq_len: int, queries: Rows, keys: Rows) -> tuple[Tile, ...]:
-    """Cut queries x keys into tiles.
+class Cutter:
+    """Cuts row sets under one mask; equal pairs of row sets are cut once.
 
     Args:
         mask: The mask.
         seq_len: Tokens in the sequence.
-        queries: Row set of the queries.
-        keys: Row set of the keys.
-
-    Returns:
-        Disjoint tiles that cover exactly the visible pairs, in a fixed order. Positions count the
-        tokens of each row set in order.
     """
-    tiles: list[Tile] = []
-    placed_queries, placed_keys = _Placed(queries), _Placed(keys)
-    for segment in mask.segments(seq_len):
-        for rows, row_base in placed_queries.within(segment.first, segment.last):
-            low = segment.lower(max(rows[0], segment.first))
-            high = segment.upper(min(rows[1], segment.last) - 1)
-            for run, key_base in placed_keys.within(low, high):
-                found = _cut_block(segment, rows, run)
-                tiles += [_moved(tile, row_base - rows[0], key_base - run[0]) for tile in found]
-    return tuple(_fused(tiles))
+
+    def __init__(self, mask: Mask, seq_len: int) -> None:
+        self.mask = mask
+        self._seq_len = seq_len
+        self._done: dict[tuple[Rows, Rows], tuple[Tile, ...]] = {}
+
+    def __call__(self, queries: Rows, keys: Rows) -> tuple[Tile, ...]:
+        """Cut queries x keys into tiles.
+
+        Returns:
+            Disjoint tiles that cover exactly the visible pairs, in a fixed order. Positions count
+            the tokens of each row set in order.
+        """
+        tiles = self._done.get((queries, keys))
+        if tiles is None:
+            tiles = self._done[queries, keys] = tuple(_fused(list(self._cut(queries, keys))))
+        return tiles
+
+    def _cut(self, queries: Rows, keys: Rows) -> Iterator[Tile]:
+        placed_queries, placed_keys = _Placed(queries), _Placed(keys)
+        for segment in self.mask.segments_of(self._seq_len, queries):
+            for rows, row_base in placed_queries.within(segment.first, segment.last):
+                low = segment.lower(max(rows[0], segment.first))
+                high = segment.upper(min(rows[1], segment.last) - 1)
+                for run, key_base in placed_keys.within(low, high):
+                    for tile in _cut_block(segment, rows, run):
+                        yield _moved(tile, row_base - rows[0], key_base - run[0])
+
+
+def cut(mask: Mask, seq_len: int, queries: Rows, keys: Rows) -> tuple[Tile, ...]:
+    """Cut queries x keys into tiles; see `Cutter`."""
+    return Cutter(mask, seq_len)(queries, keys)
 
 
 class _Placed:

@@ -160,15 +160,14 @@ def dense_attention(
     """
     q, k, v, dout = (x.double() for x in (q, k, v, dout))
     out, dq, dk, dv = (torch.zeros_like(x) for x in (dout, q, k, v))
-    lower, upper = _limits(work)
-    key = torch.arange(work.seq_len)
     for first in range(0, work.seq_len, _BLOCK):
         rows = slice(first, first + _BLOCK)
-        seen = (lower[rows, None] <= key) & (key < upper[rows, None])
+        seen = _visible(work, first, min(first + _BLOCK, work.seq_len))
+        empty = ~seen.any(1, keepdim=True)
         for head in range(work.heads):
             at, shared = (slice(None), head, rows), (slice(None), head // work.heads_per_kv)
             scores = (q[at] @ k[shared].mT) * work.scale
-            p = torch.softmax(scores.masked_fill_(~seen, -torch.inf), -1)
+            p = torch.softmax(scores.masked_fill_(~seen, -torch.inf), -1).masked_fill_(empty, 0)
             out[at] = p @ v[shared]
             dp = dout[at] @ v[shared].mT
             ds = p * (dp - (dout[at] * out[at]).sum(-1, keepdim=True)) * work.scale
@@ -178,11 +177,14 @@ def dense_attention(
     return out, dq, dk, dv
 
 
-def _limits(work: Workload) -> tuple[Tensor, Tensor]:
-    """Give the first and past-the-last key that each row sees, ``[seq_len]`` each."""
-    lower, upper = (torch.zeros(work.seq_len, dtype=torch.int64) for _ in range(2))
-    for segment in work.mask_rule.segments(work.seq_len):
-        rows = torch.arange(segment.first, segment.last)
-        for limits, limit in ((lower, segment.lower), (upper, segment.upper)):
-            limits[segment.first : segment.last] = limit.offset + rows * limit.slides
-    return lower, upper
+def _visible(work: Workload, first: int, last: int) -> Tensor:
+    """Give which keys the rows ``first .. last - 1`` see, ``[rows, seq_len]``."""
+    row, key = torch.arange(first, last).unsqueeze(1), torch.arange(work.seq_len)
+    seen = torch.zeros((last - first, work.seq_len), dtype=torch.bool)
+    for segment in work.mask_rule.segments_of(work.seq_len, ((first, last),)):
+        lower, upper = (
+            limit.offset + row * limit.slides for limit in (segment.lower, segment.upper)
+        )
+        rows = (segment.first <= row) & (row < segment.last)
+        seen |= rows & (lower <= key) & (key < upper)
+    return seen

@@ -22,6 +22,7 @@ import numpy as np
 from charm_sched.arrays import Ints
 from charm_sched.builder import Builder
 from charm_sched.errors import StrategyError
+from charm_sched.planners.begun import Begun
 from charm_sched.planners.hierarchy import Tree, leaves
 from charm_sched.planners.machine import machine_of
 
@@ -67,7 +68,8 @@ def _windows(tree: Tree, size: int) -> Ints:
         raise StrategyError(
             "double_ring: expected domains of equally many ranks, as windows pass their KV on rank "
             f"by rank; found domains of {', '.join(str(len(ranks)) for ranks in windows)} ranks. "
-            "Choose devices that fill domains evenly, or name `window`"
+            "Choose devices that fill domains evenly, name `window`, or use charm, which serves "
+            "uneven domains"
         )
     return np.array(windows)
 
@@ -146,7 +148,10 @@ def _backward(b: Builder, rings: _Rings) -> None:
     q, kv, dkv = b.shards("q"), b.shards("kv"), b.shards("dkv")
     slots = _kv_slots(rings.windows, rings.size)
 
+    begun = Begun(b)
+
     def send(dst: Ints, gradients: Ints, level: int, stream: str, slot: int) -> None:
+        gradients = begun.move(b.ranks, dst, gradients)
         b.transfer(src=b.ranks, dst=dst, items=gradients, level=level, stream=stream, slot=slot)
 
     for j in range(rings.windows):
@@ -157,6 +162,7 @@ def _backward(b: Builder, rings: _Rings) -> None:
             held = kv[rings.owner(j, i)]
             added = KV_SLOTS + 2 if i or j else -1
             b.attend(rank=b.ranks, queries=q, keys=held, key_slot=added)
+            begun.attend(q, held, gradients=dkv[rings.owner(j, i)])
             _pass_on(b, rings, held, slots, j, i)
         if rings.size > 1:
             level, slot = (j + 1) * rings.size - 1, KV_SLOTS + 3 if j else -1

@@ -18,6 +18,7 @@ import numpy as np
 from charm_sched.arrays import Ints
 from charm_sched.builder import Builder
 from charm_sched.errors import StrategyError
+from charm_sched.planners.begun import Begun
 from charm_sched.planners.cycles import hamiltonian_cycles
 from charm_sched.planners.machine import machine_of
 
@@ -51,7 +52,8 @@ def _check(b: Builder, *, flat: bool) -> None:
     if b.num_ranks > MOST_RANKS:
         raise StrategyError(
             f"tasp: expected {MOST_RANKS} ranks at most, found {b.num_ranks}: a pass sends "
-            "a message from every rank to every other in every step, P (P - 1)^2 in all"
+            "a message from every rank to every other in every step, P (P - 1)^2 in all; "
+            "use all_gather or charm, which serve any number"
         )
     tree = machine_of(b, None).tree
     while not isinstance(tree, int) and len(tree) == 1:
@@ -76,6 +78,7 @@ class _Rings:
         self.b = b
         self.after = hamiltonian_cycles(b.num_ranks)
         self.number = np.arange(len(self.after))
+        self.begun = Begun(b)
         self._held = [np.broadcast_to(b.ranks, self.after.shape)]
 
     def held(self, step: int) -> Ints:
@@ -88,10 +91,12 @@ class _Rings:
 
     def move(self, chunks: Ints, *, level: int, stream: str, slots: Ints | int) -> None:
         """Send what each rank holds, ``[ranks, rings]``, on; one message per pair of ranks."""
+        src, dst = np.repeat(self.b.ranks, len(self.number)), self.after.T.ravel()
+        partial = stream == "gradients"
         self.b.transfer(
-            src=np.repeat(self.b.ranks, len(self.number)),
-            dst=self.after.T.ravel(),
-            items=chunks.ravel(),
+            src=src,
+            dst=dst,
+            items=self.begun.move(src, dst, chunks.ravel()) if partial else chunks.ravel(),
             level=level,
             stream=stream,
             slot=np.broadcast_to(slots, chunks.shape).ravel(),
@@ -121,6 +126,7 @@ def _backward(b: Builder, rings: _Rings) -> None:
             rings.move(gradients, level=t - 1, stream="gradients", slots=slots)
         added = (4 * count + rings.number)[None] if t else -1
         b.attend(rank=b.ranks, queries=q, keys=chunks, key_slot=added)
+        rings.begun.attend(q, chunks, gradients=dkv[rings.held(t), rings.number])
         if t < n - 1:
             slots = (t + 1) % 2 * count + rings.number
             rings.move(chunks, level=t, stream="rings", slots=slots)

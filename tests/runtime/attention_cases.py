@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from charm_sched.builder import Builder
+from charm_sched.masks import Mask, parse_mask
 from charm_sched.partition import Partition
 from charm_sched.planners import PLANNERS
 from charm_sched.plans import Plan, Schedule
@@ -17,7 +18,9 @@ from charm_sched.runtime.memory import Slots
 from charm_sched.runtime.numerics import DTYPES
 from charm_sched.runtime.passes import Worker, set_up_backward, set_up_forward
 from charm_sched.runtime.prepare import prepare
+from charm_sched.runtime.rebinding import rebound_plan
 from charm_sched.runtime.sharding import join, shard
+from charm_sched.runtime.tiles import Cutter
 from charm_sched.runtime.together import Exchange, run_together
 from charm_sched.verifier import verify
 from charm_sched.workload import Workload
@@ -87,6 +90,16 @@ def dense_mask(work: Workload) -> Tensor:
     if mask.kind == "window":
         assert mask.window is not None
         return (key <= row) & (key > row - mask.window)
+    if mask.kind == "blocks":
+        seen = torch.zeros(work.seq_len, work.seq_len, dtype=torch.bool)
+        for block in mask.blocks:
+            (q, q_end), (k, k_end) = block.rows, block.keys
+            ahead = (key - k_end) - (row - q_end)  # of the diagonal through the last row and key
+            here = (q <= row) & (row < q_end) & (k <= key) & (key < k_end)
+            if block.causal:
+                here &= (ahead <= 0) & (ahead > -(block.window or work.seq_len * 2))
+            seen |= here
+        return seen
     document = torch.repeat_interleave(torch.tensor(mask.documents))
     same = document.unsqueeze(1) == document
     return same if mask.kind == "docs-full" else same & (key <= row)
@@ -99,7 +112,9 @@ def dense_attention(
     wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
     keys, values = (x.repeat_interleave(work.heads_per_kv, 1) for x in wide[1:])
     scores = wide[0] @ keys.transpose(-1, -2) * (scale or work.scale)
-    out = torch.softmax(scores.masked_fill(~dense_mask(work), -torch.inf), -1) @ values
+    seen = dense_mask(work)
+    p = torch.softmax(scores.masked_fill(~seen, -torch.inf), -1)
+    out = p.masked_fill(~seen.any(1, keepdim=True), 0) @ values  # rows that see nothing give 0
     dq, dk, dv = torch.autograd.grad(out, wide, dout.double())
     return out.detach(), dq, dk, dv
 
@@ -110,8 +125,9 @@ def run_in_process(
     *,
     backend: str | None = None,
     seed: int | None = None,
+    mask: str | Mask | None = None,
 ) -> Results:
-    """Run both plans, all ranks in this process; give whole results."""
+    """Run both plans, maybe under another mask, all ranks in this process; give whole results."""
     forward, backward = schedule.plans
     ranks, scale = range(forward.num_ranks), forward.workload.scale
     kernel = choose_kernel(backend, tensors[0].dtype)
@@ -120,6 +136,10 @@ def run_in_process(
 
     def worker(plan: Plan, rank: int) -> Worker:
         program = prepare(plan, rank)
+        if mask is not None:
+            rule = parse_mask(mask) if isinstance(mask, str) else mask
+            cut = Cutter(rule, plan.workload.seq_len)
+            program = program.rebound(rebound_plan(plan, rule, check=True), cut)
         return Worker(program=program, slots=Slots(program.slots), transport=exchange.port(rank))
 
     first = [

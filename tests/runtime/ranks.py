@@ -26,6 +26,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import attention_cases as cases
+from composed_calls import changing_masks, composed, meshed, refused_masks
 from differing_calls import PLANNERS, WAIT, agreed_before, cannot, make, run, simple
 
 from charm_sched.errors import CharmSchedError
@@ -293,7 +294,7 @@ def groups(rank: int, ranks: int) -> dict[str, float]:
     return cases.errors(found, cases.dense_attention(work, *tensors))
 
 
-_TASKS_ELSEWHERE = (agreed_before, cannot)
+_TASKS_ELSEWHERE = (agreed_before, cannot, changing_masks, composed, meshed, refused_masks)
 
 
 def one_rank(task: str, rank: int, ranks: int, folder: Path, options: dict[str, str]) -> None:

@@ -82,6 +82,11 @@ def cases_for(ranks: int) -> list[dict[str, Any]]:
         case("all_gather", "zigzag", {"chunks": 2, "save": True, "algorithm": "direct"}),
         case("pass_q", "zigzag", {"direct": False}),
     ]
+    if ranks % 2 == 0:
+        halves = [list(range(ranks // 2)), list(range(ranks // 2, ranks))]
+        by_heads = {"domains": halves, "groups": 2, "inner_groups": 2 - ranks // 2 % 2}
+        tile = {"domains": halves, "groups": 1, "rows": 2, "pieces": 2}
+        listed += [case("domain_mesh", "zigzag", params) for params in (by_heads, tile)]
     listed += [
         case("charm", "striped", mask="window:9"),
         case("ring", "per-document", mask="docs:40,3,1,20"),
