@@ -73,9 +73,10 @@ def _collect(plan: Plan) -> Accesses:
     backward = plan.direction == "backward"
     queries, keys = computes & leads, computes & ~leads
     own_kind, own_part = items.kind[arg], items.part[arg]
+    destination, arrived = plan.received
     found: list[tuple[Bools, object, object, object, bool]] = [
         (moves, rank, own_kind, own_part, False),
-        (moves, columns.peer[row], own_kind, own_part, True),
+        (moves, destination[row], own_kind, own_part, True),
         (queries, rank, Q, 0, False),
         (queries, rank, DQ if backward else O, columns.part[row], True),
         (keys, rank, KV, 0, False),
@@ -92,7 +93,8 @@ def _collect(plan: Plan) -> Accesses:
             away = ~(np.isin(kind_at, COPIED) & (plan.item_owner[arg[at]] == where_at))
             at, where_at, kind_at, part_at = at[away], where_at[away], kind_at[away], part_at[away]
         slots = slot[at].astype(np.int64) if writes else np.full(len(at), HOME)
-        chunks.append((row[at], where_at, kind_at, part_at, arg[at].astype(np.int64), slots,
+        item_at = (arrived if where is not rank else arg)[at].astype(np.int64)
+        chunks.append((row[at], where_at, kind_at, part_at, item_at, slots,
                        np.full(len(at), writes)))  # fmt: skip
     if len(plan.saved):
         # Residents are written before the first row of the backward, and read after the last of

@@ -36,6 +36,7 @@ from charm_sched.plans import (
     check_stream,
     whole,
 )  # fmt: skip
+from charm_sched.symmetry import Symmetry, folded
 from charm_sched.workload import Workload
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class Builder:
         topology: The machine; None where a plan is made for none.
         devices: The topology's device of each rank.
         saved: Residents that the forward keeps, as (rank, item, slot); the backward may read them.
+        symmetry: Write the operations of representatives alone: `ranks` are those.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Builder:
         topology: Topology | None = None,
         devices: Sequence[str] = (),
         saved: Sequence[tuple[int, Item, int]] = (),
+        symmetry: Symmetry | None = None,
     ) -> None:
         if partition.seq_len != workload.seq_len:
             raise PlanError(
@@ -82,6 +85,7 @@ class Builder:
         self.workload = workload
         self.partition = partition
         self.direction = direction
+        self.symmetry = symmetry
         self.topology = topology
         self.devices = tuple(devices)
         self.saved = tuple(saved) if direction == "backward" else ()
@@ -99,8 +103,8 @@ class Builder:
 
     @property
     def ranks(self) -> Ints:
-        """All ranks, ``[num_ranks]``."""
-        return np.arange(self.num_ranks)
+        """All ranks, ``[num_ranks]``; with a symmetry the representatives alone."""
+        return self.symmetry.representatives() if self.symmetry else np.arange(self.num_ranks)
 
     def item(
         self, kind: str, rows: Rows, heads: tuple[int, int] | None = None, part: int = 0
@@ -247,7 +251,7 @@ class Builder:
         residents = self._keep if self.direction == "forward" else self.saved
         saved = [(rank, self._intern(item), slot) for rank, item, slot in residents]
         rank, item, slot = np.array(saved, np.int32).reshape(-1, 3).T
-        return Plan(
+        made = Plan(
             direction=self.direction,
             strategy=strategy,
             params=dict(params or {}),
@@ -260,6 +264,7 @@ class Builder:
             columns=freeze(self._sorted_columns()),
             saved=freeze(Residents(rank=rank.copy(), item=item.copy(), slot=slot.copy())),
         )
+        return folded(made, self.symmetry) if self.symmetry else made
 
     def _item_table(self) -> ItemTable:
         if self._table is None or len(self._table) != len(self._intern):

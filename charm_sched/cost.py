@@ -87,7 +87,8 @@ def _rates(
 ) -> tuple[NDArray[np.float64], tuple[str, ...]]:
     """Look up FLOP/s as ``[profile, full or masked]``, just the ones that are used, with notes."""
     rates, notes = np.ones((len(profiles), 2)), []
-    for number, causal in np.unique(np.stack([which, masked])[:, attends], axis=1).T.tolist():
+    used = np.unique(2 * which[attends] + masked[attends])
+    for number, causal in (divmod(code, 2) for code in used.tolist()):
         rate, note = profiles[number].rate(
             direction=plan.direction,
             head_dim=plan.workload.head_dim,

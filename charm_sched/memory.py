@@ -55,4 +55,6 @@ def peak_bytes(plan: Plan, hazards: Hazards) -> Ints:
     """Give the peak memory of each rank, ``[num_ranks]``."""
     rank, _, sizes = slot_bytes(plan, hazards)
     slots = np.bincount(rank, weights=sizes, minlength=plan.num_ranks).astype(np.int64)
+    if plan.symmetry:
+        slots = slots[plan.symmetry.representative(np.arange(plan.num_ranks))]
     return home_bytes(plan) + slots

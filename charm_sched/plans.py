@@ -29,6 +29,7 @@ from charm_sched.items import KINDS, KV_AXIS, ItemTable
 from charm_sched.masks import Mask
 from charm_sched.ops import Attend, Merge, Op, Operands, Transfer
 from charm_sched.partition import Partition
+from charm_sched.symmetry import Names, Symmetry, received
 from charm_sched.workload import Workload
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ class Plan:
         items: All items mentioned.
         columns: The operations.
         saved: Forward: what stays resident at its end. Backward: what is resident at its start.
+        symmetry: Each row stands for all its translates; None: for itself.
     """
 
     direction: str
@@ -118,6 +120,7 @@ class Plan:
     params: Mapping[str, object] = field(default_factory=dict)
     devices: tuple[str, ...] = ()
     topology: Topology | None = None
+    symmetry: Symmetry | None = None
 
     def __len__(self) -> int:
         return len(self.columns.op)
@@ -126,6 +129,27 @@ class Plan:
     def num_ranks(self) -> int:
         """Number of ranks."""
         return self.partition.num_ranks
+
+    @property
+    def copies(self) -> int:
+        """For how many operations each row stands."""
+        return self.symmetry.order if self.symmetry else 1
+
+    @cached_property
+    def names(self) -> Names:
+        """Items as translated ranks see them.
+
+        Raises:
+            PlanError: The plan has no symmetry, or does not look the same from all its ranks.
+        """
+        if self.symmetry is None:
+            raise PlanError("plan: expected a symmetry, found none")
+        return Names(self, self.symmetry)
+
+    @cached_property
+    def received(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Destination of each row and item of each operand, as a representative sees them."""
+        return received(self)
 
     def op(self, row: int) -> Op:
         """Give one row as a readable value."""
@@ -247,7 +271,7 @@ class Plan:
         moves = np.flatnonzero(columns.op == TRANSFER)
         if not len(moves):
             return 0
-        ends = np.concatenate([columns.rank[moves], columns.peer[moves]]).astype(np.int64)
+        ends = np.concatenate([columns.rank[moves], self.received[0][moves]]).astype(np.int64)
         lanes = ends * len(self.streams) + np.tile(columns.stream[moves], 2)
         batches = np.unique(np.stack([lanes, np.tile(columns.level[moves], 2)]), axis=1)
         return int(np.unique(batches[0], return_counts=True)[1].max())
@@ -265,6 +289,8 @@ class Plan:
             "streams": self.streams,
             "params": dict(self.params),
         }
+        if self.symmetry:
+            header["symmetry"] = self.symmetry.to_document()
         state = hashlib.sha256(json.dumps(header, sort_keys=True, default=str).encode())
         for table in (self.columns, self.items, self.saved):
             for name in table.__dataclass_fields__:
@@ -352,8 +378,18 @@ def residents_of(plan: Plan) -> tuple[tuple[int, str, int], ...]:
 
 
 def program(plan: Plan, rank: int) -> NDArray[np.int64]:
-    """Give the rows that one rank takes part in, in program order."""
+    """Give the rows that one rank takes part in, in program order.
+
+    Raises:
+        PlanError: The plan holds the operations of representatives alone.
+    """
     import numpy as np
 
+    if plan.symmetry:
+        raise PlanError(
+            f"plan: expected the operations of all {plan.num_ranks} ranks, found those of "
+            f"{len(plan.symmetry.representatives())} representatives; expand it "
+            "(charm_sched.symmetry.expand)"
+        )
     columns = plan.columns
     return np.flatnonzero((columns.rank == rank) | (columns.peer == rank))

@@ -45,7 +45,7 @@ class Batches:
             packed: Ints = lane * levels + level
             return packed
 
-        keys = np.concatenate([key(columns.rank), key(columns.peer)])
+        keys = np.concatenate([key(columns.rank), key(plan.received[0])])
         rows = np.tile(moves, 2)
         order = np.argsort(keys, kind="stable")
         fresh = np.concatenate([[True], keys[order][1:] != keys[order][:-1]])[: len(keys)]

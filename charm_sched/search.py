@@ -18,6 +18,7 @@ from charm_sched.results import Comparison, NotTried, Refusal, Result
 from charm_sched.search_choice import fastest, reason, rows_of, with_speedup
 from charm_sched.search_explore import SHOWN, Explorer, PassError, Rules
 from charm_sched.search_standing import Standing
+from charm_sched.search_symmetric import MOST_EXPLICIT, plan_symmetric
 from charm_sched.search_trials import SECONDS, Bench, Trial
 from charm_sched.strategies import build, check_params, load_strategy, residents, takes
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 BASELINE = "ring"
 AUTO, ALL = "auto", "all"
-PROMISING = (BASELINE, "charm", "mesh", "usp")
+PROMISING = (BASELINE, "domain_mesh", "charm", "mesh", "usp")
 """What ``auto`` tries first: the sooner a good plan is found, the more others need no trial."""
 
 
@@ -69,13 +70,24 @@ def plan(
         WorkloadError: Unknown partition or direction, or both ``ranks`` and ``devices``.
         TopologyError: Unknown devices, or fewer than ``ranks``.
     """
+    chosen, directions = choose_devices(topology, ranks, devices), _directions(direction)
+    if len(chosen) > MOST_EXPLICIT:
+        return plan_symmetric(
+            topology, workload, chosen, strategies=(strategy,), directions=directions,
+            partition=partition, params=params, memory=memory,
+        ).schedule()  # fmt: skip
     search = _Search(
-        Bench(topology, workload, choose_devices(topology, ranks, devices), memory),
-        DIRECTIONS if direction == "both" else (direction,),
+        Bench(topology, workload, chosen, memory),
+        directions,
         partition,
         params,
     )
     return search.comparison((strategy,), baseline=False).schedule()
+
+
+def _directions(direction: str) -> tuple[str, ...]:
+    """Give the directions that a word names."""
+    return DIRECTIONS if direction == "both" else (direction,)
 
 
 def plan_all(
@@ -118,8 +130,14 @@ def plan_all(
     """
     if not strategies:
         raise StrategyError(f"strategy: expected at least one of {', '.join(PLANNERS)}")
+    chosen = choose_devices(topology, ranks, devices)
+    if len(chosen) > MOST_EXPLICIT:
+        return plan_symmetric(
+            topology, workload, chosen, strategies=strategies, directions=directions,
+            partition=partition, params=params, memory=memory, progress=progress,
+        )  # fmt: skip
     search = _Search(
-        Bench(topology, workload, choose_devices(topology, ranks, devices), memory),
+        Bench(topology, workload, chosen, memory),
         directions,
         partition,
         params,

@@ -232,7 +232,7 @@ def _check_levels(plan: Plan) -> None:
     columns = plan.columns
     moves = np.flatnonzero(columns.op == TRANSFER)
     rows = np.concatenate([moves, moves])
-    ends = np.concatenate([columns.rank[moves], columns.peer[moves]]).astype(np.int64)
+    ends = np.concatenate([columns.rank[moves], plan.received[0][moves]]).astype(np.int64)
     lane = ends * len(plan.streams) + np.tile(columns.stream[moves], 2)
     order = np.lexsort((rows, lane))
     rows, lane, level = rows[order], lane[order], np.tile(columns.level[moves], 2)[order]

@@ -14,6 +14,7 @@ import numpy as np
 
 from charm_sched.errors import SimulationError
 from charm_sched.plans import TRANSFER
+from charm_sched.symmetry_machine import spread
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -107,6 +108,8 @@ class Timeline:
         busy = self.costs.seconds if self.costs else self.end - self.start
         busy = np.where(columns.op == TRANSFER, 0.0, busy)
         sums = np.bincount(columns.rank, busy, minlength=self.plan.num_ranks)
+        if self.plan.symmetry:
+            sums = sums[self.plan.symmetry.representative(np.arange(self.plan.num_ranks))]
         return sums.astype(np.float64)
 
     @cached_property
@@ -129,7 +132,7 @@ class Timeline:
     @cached_property
     def total_bytes(self) -> int:
         """Bytes of all transfers."""
-        return int(self.plan.op_bytes.sum())
+        return int(self.plan.op_bytes.sum()) * self.plan.copies
 
     @cached_property
     def tier_bytes(self) -> dict[str, int]:
@@ -143,7 +146,7 @@ class Timeline:
         for (src, dst), moved in self._pair_bytes.items():
             if src != dst:
                 tier = topology.tier_of(src, dst)
-                found[tier] = found.get(tier, 0) + moved
+                found[tier] = found.get(tier, 0) + moved * self.plan.copies
         return found
 
     @cached_property
@@ -152,7 +155,7 @@ class Timeline:
         links, found = self._machine.links, Counter[str]()
         for route, moved in self._routes:
             for link in route.links:
-                found[links[link].kind] += moved
+                found[links[link].kind] += moved * self.plan.copies
         return dict(sorted(found.items()))
 
     @cached_property
@@ -163,6 +166,8 @@ class Timeline:
         for route, moved in self._routes:
             for capacity in route.capacities:
                 crossed[capacity] += moved
+        if self.plan.symmetry:
+            crossed = spread(self._machine, self.plan.devices, self.plan.symmetry, crossed)
         if not self.makespan:
             return crossed
         return crossed / (np.array([c.bandwidth for c in capacities]) * self.makespan)
@@ -188,8 +193,8 @@ class Timeline:
                 level=int(columns.level[rows[0]]),
                 start=float(self.start[rows].min()),
                 end=float(self.end[rows].max()),
-                bytes=int(plan.op_bytes[rows].sum()),
-                transfers=len(rows),
+                bytes=int(plan.op_bytes[rows].sum()) * plan.copies,
+                transfers=len(rows) * plan.copies,
             )
             for rows in (np.split(moves, cuts) if len(moves) else ())
         )

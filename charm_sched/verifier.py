@@ -80,12 +80,21 @@ def check_coverage(plan: Plan) -> None:
     """
     rows, query, key = attend_pairs(plan)
     args, items, work = plan.columns.arg, plan.items, plan.workload
-    q_items, k_items = args[query], args[key]
+    q_items: Ints = args[query]
+    k_items: Ints = args[key]
+    own: Ints = np.zeros(0, np.int64)
+    if plan.symmetry:
+        q_items, k_items, own = _at_owners(plan, q_items, k_items)
     q_sets, k_sets = items.rows[q_items], items.rows[k_items]
-    q_classes, k_classes = classes_of(plan, q_sets), classes_of(plan, k_sets)
+    q_classes = classes_of(plan, np.concatenate([q_sets, own]))
+    k_classes = classes_of(plan, k_sets)
     low, high = shared_heads(plan, q_items, k_items)
     cuts = np.unique(np.concatenate([[0, work.heads], low, high]))
     needed = _needed(plan, q_classes.rows, k_classes.rows)
+    if plan.symmetry:
+        ptr, members = q_classes.of
+        inside, _ = spans(ptr[own], np.diff(ptr)[own])
+        needed[np.setdiff1d(np.arange(len(needed)), members[inside])] = False
     shape = needed.shape
     for first in cuts[:-1]:
         inside = np.flatnonzero((low <= first) & (first < high))
@@ -104,6 +113,19 @@ def check_coverage(plan: Plan) -> None:
         twice = rows[inside[pair[(q == at[0]) & (k == at[1])]]][:2]
         named = " and ".join(plan.describe(int(row)) for row in twice)
         raise PlanError(f"coverage: {what} are attended {int(count[at])} times, by {named}")
+
+
+def _at_owners(plan: Plan, queries: Ints, keys: Ints) -> tuple[Ints, Ints, Ints]:
+    """Name queries and keys as the representatives among the owners of the queries see them.
+
+    Returns:
+        Queries, keys, and the row sets that representatives own.
+    """
+    assert plan.symmetry
+    owners = plan.item_owner[queries].astype(np.int64)
+    own = plan.names.shards(plan.symmetry.representatives())
+    names = plan.names
+    return names.moved_back(queries, owners), names.moved_back(keys, owners), own
 
 
 def _needed(plan: Plan, queries: list[Ints], keys: list[Ints]) -> Bools:

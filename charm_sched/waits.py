@@ -21,6 +21,7 @@ from charm_sched.plans import TRANSFER
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from charm_sched.hazards import Edges
     from charm_sched.plans import Plan
 
     Ints = NDArray[np.int64]
@@ -54,8 +55,13 @@ class Waits:
         return _offsets(self.count), before[order]
 
 
-def find_waits(plan: Plan, rule: str = "grouped") -> Waits:
+def find_waits(plan: Plan, rule: str = "grouped", edges: Edges | None = None) -> Waits:
     """Derive all waits of a plan.
+
+    Args:
+        plan: What is done.
+        rule: ``grouped`` or ``free``.
+        edges: What follows from items and slots, where that is known already.
 
     Raises:
         PlanError: The rule is unknown, or the items and slots of the plan contradict themselves.
@@ -67,7 +73,8 @@ def find_waits(plan: Plan, rule: str = "grouped") -> Waits:
     source, target, follows = _gates(plan, moves)
     source, target = source + num_ops, target + num_ops
     nodes = num_ops + len(follows)
-    edges = find_hazards(plan).edges
+    if edges is None:
+        edges = find_hazards(plan).edges
     after = edges.after
     if rule == "grouped" and len(moves):
         place = np.cumsum(columns.op == TRANSFER) - 1
@@ -94,7 +101,7 @@ def _gates(plan: Plan, moves: Ints) -> tuple[Ints, Ints, NDArray[np.bool_]]:
     columns, streams = plan.columns, len(plan.streams)
     stream, level = columns.stream[moves].astype(np.int64), columns.level[moves].astype(np.int64)
     levels = int(level.max(initial=0)) + 1
-    ranks = np.concatenate([columns.rank[moves], columns.peer[moves]]).astype(np.int64)
+    ranks = np.concatenate([columns.rank[moves], plan.received[0][moves]]).astype(np.int64)
     keys = (ranks * streams + np.tile(stream, 2)) * levels + np.tile(level, 2)
     batches, where = np.unique(keys, return_inverse=True)
     lanes = batches // levels

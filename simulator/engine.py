@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from charm_sched.hazards import Edges
     from charm_sched.host_cost import HostCost
     from charm_sched.plans import Plan
     from charm_sched.simulator.resources import Resources
@@ -49,6 +50,7 @@ def simulate(
     rule: str = "grouped",
     until: float = np.inf,
     host: HostCost | None = None,
+    edges: Edges | None = None,
 ) -> Timeline:
     """Give the start and end of every op of a plan on a topology.
 
@@ -60,6 +62,7 @@ def simulate(
         until: Seconds after which nobody wants to know how long the plan takes.
         host: What a host that all ranks share works on each op before the op's own time; None: no
             work.
+        edges: What follows from the plan's items and slots, where that is known already.
 
     Raises:
         TooLate: It takes longer than ``until``.
@@ -74,7 +77,7 @@ def simulate(
     _check_devices(plan, machine)
     costs = op_seconds(plan, machine)
     resources = find_resources(plan, machine, costs, host)
-    engine = _Engine(plan, find_waits(plan, rule), resources, until)
+    engine = _Engine(plan, find_waits(plan, rule, edges), resources, until)
     start, end = engine.run()
     return Timeline(
         plan=plan,

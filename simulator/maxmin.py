@@ -61,30 +61,49 @@ class RouteTable:
 
 
 def compile_routes(
-    routes: Sequence[Sequence[int]], bandwidth: Floats | Sequence[float], caps: Sequence[float]
+    routes: Sequence[Sequence[int]],
+    bandwidth: Floats | Sequence[float],
+    caps: Sequence[float],
+    times: Floats | None = None,
 ) -> RouteTable:
-    """Make the table of routes, given as lists of capacities, with one cap per route."""
-    lengths = np.array([len(route) for route in routes], np.int64)
-    flat = np.array([c for route in routes for c in route], np.int64)
-    owner = np.repeat(np.arange(len(routes)), lengths)
-    pairs, weight = np.unique(np.stack([owner, flat]), axis=1, return_counts=True)
-    bound = np.array(caps, np.float64)
+    """Make the table of routes, given as lists of capacities in order, with one cap per route.
+
+    Args:
+        routes: The capacities each route crosses; one named twice is crossed twice.
+        bandwidth: Of each capacity, in units per second.
+        caps: The most a flow on each route may get.
+        times: How many flows each crossing of a capacity stands for; None for one.
+    """
+    lengths = np.fromiter(map(len, routes), np.int64, len(routes))
+    flat = np.fromiter((c for route in routes for c in route), np.int64, int(lengths.sum()))
     width = np.asarray(bandwidth, np.float64)
-    np.minimum.at(bound, pairs[0], width[pairs[1]] / weight)
-    keep = _not_in_series(pairs, weight, width)
-    pairs, weight = pairs[:, keep], weight[keep]
+    owner = np.repeat(np.arange(len(routes)), lengths)
+    _, first, count = np.unique(
+        owner * max(len(width), 1) + flat, return_index=True, return_counts=True
+    )
+    order = np.argsort(first)
+    owner, flat = owner[first[order]], flat[first[order]]
+    weight = count[order].astype(np.float64)
+    if times is not None:
+        weight *= times[flat]
+    bound = np.array(caps, np.float64)
+    np.minimum.at(bound, owner, width[flat] / weight)
+    pairs = np.stack([owner, flat])
+    for rule in (_not_in_series, _not_implied):
+        keep = rule(pairs, weight, width)
+        pairs, weight = pairs[:, keep], weight[keep]
     names, capacity = np.unique(pairs[1], return_inverse=True)
     counts = np.bincount(pairs[0], minlength=len(routes))
     return RouteTable(
         ptr=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
         capacity=capacity.reshape(-1),
-        weight=weight.astype(np.float64),
+        weight=weight,
         bandwidth=width[names],
         bound=bound,
     )
 
 
-def _not_in_series(pairs: Ints, weight: Ints, width: Floats) -> NDArray[np.bool_]:
+def _not_in_series(pairs: Ints, weight: Floats, width: Floats) -> NDArray[np.bool_]:
     """Leave out a capacity that exactly the routes of a narrower one cross: it never limits."""
     order = np.argsort(pairs[1], kind="stable")
     cuts = np.flatnonzero(np.diff(pairs[1][order])) + 1
@@ -99,6 +118,46 @@ def _not_in_series(pairs: Ints, weight: Ints, width: Floats) -> NDArray[np.bool_
             drop[wider] = True
             narrowest[users] = other + capacity - wider
     return ~drop[pairs[1]]
+
+
+def _not_implied(pairs: Ints, weight: Floats, width: Floats) -> NDArray[np.bool_]:
+    """Leave out a capacity as wide as all those together that its routes cross next (or before).
+
+    A device's port, for one, that takes what its links carry. What implies another must not have
+    been left out before, so nothing is left out in a circle.
+    """
+    drop = np.zeros(len(width), bool)
+    neighbours = [_next_to(pairs, weight), _next_to(pairs[:, ::-1], weight[::-1])]
+    names = np.unique(pairs[1])
+    for capacity in names[np.argsort(-width[names], kind="stable")].tolist():
+        for ptr, other, ratio in neighbours:
+            span = slice(ptr[capacity], ptr[capacity + 1])
+            near = other[span]
+            if not len(near) or near[0] < 0 or drop[near].any():
+                continue
+            if (ratio[span] * width[near]).sum() <= width[capacity]:
+                drop[capacity] = True
+    return ~drop[pairs[1]]
+
+
+def _next_to(pairs: Ints, weight: Floats) -> tuple[Ints, Ints, Floats]:
+    """Give what follows each capacity on routes.
+
+    Returns:
+        Pointers by capacity into: capacities that follow it, -1 first where a route ends there;
+        and how many times more often, at most, a route crosses it than what follows.
+    """
+    route, capacity = pairs
+    last = np.concatenate([route[1:] != route[:-1], [True]])[: len(route)]
+    following = np.where(last, -1, np.concatenate([capacity[1:], [-1]])[: len(route)])
+    ratio = weight / np.concatenate([weight[1:], [1.0]])[: len(route)]
+    order = np.lexsort((ratio, following, capacity))
+    capacity, following, ratio = capacity[order], following[order], ratio[order]
+    same = (capacity[1:] == capacity[:-1]) & (following[1:] == following[:-1])
+    keep = np.concatenate([~same, [True]])[: len(capacity)]  # the largest ratio of each
+    capacity, following, ratio = capacity[keep], following[keep], ratio[keep]
+    ptr = np.searchsorted(capacity, np.arange(capacity.max(initial=-1) + 2))
+    return ptr, following, ratio
 
 
 def max_min_rates(

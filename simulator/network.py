@@ -4,9 +4,8 @@ Everything fluid is a flow here: bytes of a transfer over the capacities of its 
 of an attend or merge over its device where several compute streams share one (a capacity of 1
 second of work per second).
 
-A capacity is *tight* when its flows, each at the bound of its route, want more than it has. Flows
-that cross no tight capacity run at their bounds, and when such a flow begins or ends nothing else
-changes. Just the others need a new solution.
+While many begin and end together, as in regular plans, they are kept in arrays (`bulk`); while few
+do, as where no two links are alike, one by one (`ripple`). Both find the same rates.
 """
 
 from __future__ import annotations
@@ -15,18 +14,20 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from charm_sched.simulator.maxmin import TOLERANCE, RouteTable, fair_rates
+from charm_sched.simulator.bulk import Bulk
+from charm_sched.simulator.ripple import Ripple
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from charm_sched.simulator.maxmin import RouteTable
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
     Rows = list[int] | Ints
 
-_LEFT, _RATE, _SINCE, _FINISH = range(4)
-FEW = 8  # flows that begin or end together; below this plain Python beats NumPy
-_MEMORY = 1 << 22  # rates remembered, over all remembered sets of flows
+MANY = 48  # flows looked at in a step; from there on arrays are faster
+PATIENCE = 8  # steps of the other sort after which flows are kept the other way
 
 
 class Starved(Exception):  # noqa: N818  (the engine turns it into a SimulationError)
@@ -50,20 +51,12 @@ class Network:
 
     def __init__(self, table: RouteTable, route: Ints, size: Floats) -> None:
         """Prepare for flows named by row: each has a route of the table and a size."""
-        self._table = table
-        self._route_of = route
-        self._size = size
-        self._limit = table.bandwidth * (1 + TOLERANCE)
-        self._wanted = np.zeros(len(table.bandwidth))
-        self._limit_at = cast("memoryview[float]", self._limit.data)
-        self._wanted_at = cast("memoryview[float]", self._wanted.data)
-        self._uses: dict[int, list[tuple[int, float]]] = {}
-        self._op = np.zeros(0, np.int64)
-        self._route = np.zeros(0, np.int64)
-        self._state = np.zeros((4, 0))
-        self._known: dict[bytes, Floats] = {}
-        self._room = _MEMORY
-        self._changed = self._disturbed = False
+        self._table, self._route, self._size = table, route, size
+        self._route_at = route.data
+        self._size_at = cast("memoryview[float]", size.data)
+        self._bulk, self._ripple = Bulk(table), Ripple(table)
+        self._apart = False  # whether flows are in the second
+        self._changes = self._steps = 0
         self.finish = np.inf
 
     def begin(self, rows: Rows, now: float) -> None:
@@ -72,98 +65,58 @@ class Network:
         Raises:
             Starved: A route has no bandwidth.
         """
+        self._changes += len(rows)
+        if self._apart and len(rows) < MANY:
+            for row in rows:
+                if not self._ripple.begin(int(row), self._route_at[row], self._size_at[row]):
+                    raise Starved(int(row))
+            return
         ops = np.asarray(rows, np.int64)
-        route, left = self._route_of[ops], self._size[ops]
-        rate = self._table.bound[route]
-        if not rate.min(initial=np.inf) > 0:
-            raise Starved(int(ops[rate.argmin()]))
-        self._op = np.concatenate([self._op, ops])
-        self._route = np.concatenate([self._route, route])
-        begun = np.array([left, rate, np.full(len(ops), now), now + left / rate])
-        self._state = np.concatenate([self._state, begun], axis=1)
-        self._load(route, 1.0)
-        self._changed = True
+        routes, sizes = self._route[ops], self._size[ops]
+        bound = self._table.bound[routes]
+        if not bound.min(initial=np.inf) > 0:
+            raise Starved(int(ops[bound.argmin()]))
+        if not self._apart:
+            self._bulk.begin(ops, routes, sizes, now)
+            return
+        for row, route, size in zip(ops.tolist(), routes.tolist(), sizes.tolist(), strict=True):
+            self._ripple.begin(row, route, size)
 
     def take_ended(self, now: float) -> Ints:
         """Remove the flows that have ended by now, and give them."""
-        ended = self._state[_FINISH] <= now * (1 + TOLERANCE)
-        ops: Ints = self._op[ended]
-        stay = ~ended
-        self._load(self._route[ended], -1.0)
-        self._op, self._route = self._op[stay], self._route[stay]
-        self._state = self._state[:, stay]
-        self._changed = True
-        return ops
+        if self._apart:
+            ended = np.array(self._ripple.take_ended(now), np.int64)
+        else:
+            ended = self._bulk.take_ended(now)
+        self._changes += len(ended)
+        return ended
 
     def update(self, now: float) -> bool:
         """Share out capacities again where flows have begun or ended; say whether any had."""
-        if not self._changed:
+        if not self._changes:
             return False
-        if self._disturbed:
-            self._apply(self._rates(), now)
-        self._changed = self._disturbed = False
-        self.finish = float(self._state[_FINISH].min(initial=np.inf))
+        if self._apart:
+            seen = self._ripple.settle(now)
+            self.finish = self._ripple.finish()
+            self._count(max(self._changes, seen) >= MANY)
+        else:
+            self._bulk.update(now)
+            self.finish = self._bulk.finish
+            self._count(self._changes < MANY)
+        self._changes = 0
         return True
 
-    def _load(self, routes: Ints, sign: float) -> None:
-        """Note what flows want of their capacities, and whether one of these is tight."""
-        if len(routes) >= FEW:
-            self._load_many(routes, sign)
+    def _count(self, unsuitable: bool) -> None:
+        """Count steps that the way flows are kept does not suit, and change it in time."""
+        self._steps = self._steps + 1 if unsuitable else 0
+        if self._steps < PATIENCE:
             return
-        limit, wanted = self._limit_at, self._wanted_at
-        for route in routes.tolist():
-            for capacity, use in self._uses.get(route) or self._look_up(route):
-                before = wanted[capacity]
-                after = wanted[capacity] = before + sign * use
-                if before > limit[capacity] or after > limit[capacity]:
-                    self._disturbed = True
-
-    def _look_up(self, route: int) -> list[tuple[int, float]]:
-        table = self._table
-        span = slice(table.ptr[route], table.ptr[route + 1])
-        use = table.weight[span] * table.bound[route]
-        uses = list(zip(table.capacity[span].tolist(), use.tolist(), strict=True))
-        self._uses[route] = uses
-        return uses
-
-    def _load_many(self, routes: Ints, sign: float) -> None:
-        flow, entry = self._table.entries(routes)
-        capacity = self._table.capacity[entry]
-        use = sign * self._table.weight[entry] * self._table.bound[routes][flow]
-        tight = (self._wanted > self._limit)[capacity].any()
-        self._wanted += np.bincount(capacity, use, minlength=len(self._wanted))
-        if tight or (self._wanted > self._limit)[capacity].any():
-            self._disturbed = True
-
-    def _apply(self, rate: Floats, now: float) -> None:
-        """Give flows new rates; what keeps its rate keeps its end, to the last bit."""
-        left, before, since, finish = self._state
-        changed = np.flatnonzero(rate != before)
-        new = rate[changed]
-        passed = now - since[changed]
-        left[changed] = np.maximum(left[changed] - before[changed] * passed, 0.0)
-        before[changed], since[changed] = new, now
-        finish[changed] = now + left[changed] / new
-
-    def _rates(self) -> Floats:
-        """Give the rate of every flow; sets of routes met before are remembered."""
-        order = np.argsort(self._route, kind="stable")
-        route = self._route[order]
-        key = route.tobytes()
-        found = self._known.get(key)
-        if found is None:
-            first = np.concatenate([[True], route[1:] != route[:-1]])[: len(route)]
-            starts = np.flatnonzero(first)
-            counts = np.diff(np.concatenate([starts, [len(route)]]))
-            found = fair_rates(self._table, route[starts], counts)[np.cumsum(first) - 1]
-            if self._room < len(found):
-                self._known.clear()
-                self._room = _MEMORY
-            self._room -= len(found)
-            self._known[key] = found
-        rate = np.empty(len(route))
-        rate[order] = found
-        return rate
+        self._steps = 0
+        if self._apart:
+            self._bulk.load(*self._ripple.unload())
+        else:
+            self._ripple.load(*self._bulk.unload())
+        self._apart = not self._apart
 
 
 __all__ = ["Network", "Starved"]

@@ -13,6 +13,7 @@ import numpy as np
 
 from charm_sched.plans import TRANSFER
 from charm_sched.simulator.maxmin import RouteTable, compile_routes
+from charm_sched.symmetry_machine import crossings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -56,6 +57,7 @@ def find_resources(
 
     Raises:
         TopologyError: There is no route between two devices.
+        PlanError: The plan has a symmetry that the machine lacks.
     """
     columns = plan.columns
     moves = np.flatnonzero(columns.op == TRANSFER)
@@ -84,6 +86,11 @@ def find_resources(
         )
         engines += 1
     crossed += [(len(topology.capacities) + i,) for i in range(engines)]
+    times = None
+    if plan.symmetry:
+        ends = np.stack(np.divmod(pairs, plan.num_ranks))
+        times = crossings(topology, plan.devices, plan.symmetry, ends)
+        times = np.concatenate([times, np.ones(engines)])
     return Resources(
         delay=delay,
         fluid=size[: len(plan)] > 0,
@@ -93,6 +100,7 @@ def find_resources(
             crossed,
             np.array([c.bandwidth for c in topology.capacities] + [1.0] * engines),
             [r.flow_cap for r in routes] + [np.inf] * engines,
+            times,
         ),
     )
 

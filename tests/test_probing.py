@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.machines import small_shipped
 from support.probes import changed, probed, slowest_rate
 
 from charm_sched.probe_numbers import ClassFit
@@ -15,7 +16,7 @@ from charm_sched.probe_report import differences, document, undetermined, unexpl
 from charm_sched.probe_result import Found, fit_alone, second_look, together
 from charm_sched.probe_write import calibrated
 from charm_sched.probing import MATRIX_RANKS, Traffic, choose_traffic
-from charm_sched.topology import load_topology, shipped_names
+from charm_sched.topology import load_topology
 
 PCIE = load_topology("dual_numa_pcie")
 NVLINK = load_topology("dual_node_nvlink")
@@ -54,7 +55,7 @@ def told(found: Found) -> list[str]:
     return [each.text for each in differences(found)]
 
 
-@pytest.mark.parametrize("name", shipped_names())
+@pytest.mark.parametrize("name", small_shipped())
 def test_a_machine_that_is_as_its_file_says_shows_no_difference(name: str) -> None:
     stated = load_topology(name)
     found = probed(stated, stated)

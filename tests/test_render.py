@@ -6,6 +6,7 @@ import io
 
 import pytest
 from rich.console import Console
+from support.machines import small_shipped
 
 from charm_sched import load_topology
 from charm_sched.options import device_names
@@ -14,7 +15,6 @@ from charm_sched.render_timeline import Bar, condense, joined
 from charm_sched.render_topology import LEGEND, device_lines, domain_tree, listing, ranges
 from charm_sched.sweep import Point, verdict
 from charm_sched.timeline import Level
-from charm_sched.topology import shipped_names
 
 
 def printed(renderable: object, *, width: int = 80, encoding: str = "utf-8") -> str:
@@ -163,7 +163,7 @@ def test_names_are_written_as_ranges_that_read_back(names: list[str], written: l
     assert list(device_names(",".join(written))) == names
 
 
-@pytest.mark.parametrize("name", shipped_names())
+@pytest.mark.parametrize("name", small_shipped())
 def test_device_lines_name_every_device(name: str) -> None:
     topology = load_topology(name)
     lines = [line.removeprefix("devices ").replace(" ", "") for line in device_lines(topology)]

@@ -1,18 +1,19 @@
 from __future__ import annotations
 
 import pytest
+from support.machines import small_shipped
 
 from charm_sched.plans import Plan, Schedule
 from charm_sched.scaling import corrected, scaled, weightless
 from charm_sched.search import plan
 from charm_sched.simulator import simulate
-from charm_sched.topology import load_topology, shipped_names
+from charm_sched.topology import load_topology
 from charm_sched.workload import Workload
 
 WORK = Workload(seq_len=4096, heads=4, kv_heads=4, head_dim=64, mask="causal")
 
 
-@pytest.mark.parametrize("name", shipped_names())
+@pytest.mark.parametrize("name", small_shipped())
 def test_a_scaled_machine_keeps_every_plans_shape(name: str) -> None:
     topology = load_topology(name)
     slow = scaled(topology, 1 / 1024)

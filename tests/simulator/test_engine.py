@@ -14,7 +14,7 @@ from charm_sched.host_cost import HostCost
 from charm_sched.partition import Partition
 from charm_sched.planners.ring import ring
 from charm_sched.plans import TRANSFER, Plan
-from charm_sched.simulator import engine, maxmin, network, simulate
+from charm_sched.simulator import bulk, engine, maxmin, network, simulate
 from charm_sched.topology import Topology
 from charm_sched.workload import Workload
 
@@ -188,7 +188,7 @@ def test_small_and_large_steps_agree(
         tokens=33,
     )  # fmt: skip
     expected = simulate(plan, host=host)
-    for module, name in ((engine, "FEW"), (network, "FEW"), (maxmin, "FEW")):
+    for module, name in ((engine, "FEW"), (bulk, "FEW"), (maxmin, "FEW"), (network, "MANY")):
         monkeypatch.setattr(module, name, few)
     line = simulate(plan, host=host)
     assert line.start == pytest.approx(expected.start, rel=1e-12)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from hypothesis import strategies as st
 
-from charm_sched.topology import Domain, Topology
+from charm_sched.topology import Domain, Topology, shipped_names
 from charm_sched.topology_file import parse_topology
 
 HEAD = """\
@@ -16,6 +16,11 @@ name: box
 profiles:
   card: {peak: {bf16: 100 TFLOP/s}, efficiency: 0.5, overhead: 0 s, memory_bandwidth: 1 TB/s}
 """
+
+
+def small_shipped() -> list[str]:
+    """Name the shipped machines whose devices can be looked at one by one: no clusters."""
+    return [name for name in shipped_names() if not name.startswith("cluster_")]
 
 
 def link(src: str, dst: str, gbps: float, kind: str, more: str = "") -> str:
