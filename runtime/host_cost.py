@@ -6,7 +6,9 @@ Counted is the processor time of the ranks themselves, so that what else runs he
 from __future__ import annotations
 
 import os
+import statistics
 import time
+from itertools import pairwise
 
 from charm_sched.builder import Builder
 from charm_sched.host_cost import HostCost
@@ -16,7 +18,7 @@ from charm_sched.runtime.lab import Lab
 from charm_sched.workload import Workload
 
 _OPS = 400  # of a plan: two ranks, half of it each
-_RUNS = 4
+_RUNS = 5
 
 
 def measure_host_cost(lab: Lab, *, timeout: float = 60.0) -> HostCost:
@@ -36,14 +38,16 @@ def measure_host_cost(lab: Lab, *, timeout: float = 60.0) -> HostCost:
 
 
 def _per_op(lab: Lab, plan: Plan, timeout: float) -> float:
-    """Give the seconds of the whole machine per op, after a run that is not counted."""
-    before: list[float] = []
-    for runs in (1, _RUNS):
-        lab.run(plan, [[0.0] * len(plan)], repeat=runs, warm=0, timeout=timeout)
-        after = lab.call(time.process_time, patience=timeout)
-        busy = sum(after[:2]) - sum(before[:2])
-        before = after
-    return busy / _RUNS / len(plan) / (os.cpu_count() or 1)
+    """Give the seconds of the whole machine per op: the median run, after one that is not counted.
+
+    What else happens on the machine makes single runs dearer.
+    """
+    readings = []
+    for _ in range(_RUNS + 1):
+        lab.run(plan, [[0.0] * len(plan)], repeat=1, warm=0, timeout=timeout)
+        readings.append(sum(lab.call(time.process_time, patience=timeout)[:2]))
+    spent = statistics.median(after - before for before, after in pairwise(readings))
+    return spent / len(plan) / (os.cpu_count() or 1)
 
 
 def _builder(ranks: int) -> Builder:
