@@ -6,7 +6,6 @@ import os
 import re
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -162,11 +161,7 @@ def _check_output(path: Path, files: list[str]) -> bool:
     return True
 
 
-def _number(text: str, parse: Callable[[str], float]) -> float:
-    try:
-        value = parse(text)
-    except ValueError as error:
-        raise ArgumentTypeError(str(error)) from error
+def _above_zero(value: float, text: str) -> float:
     if not value > 0:
         raise ArgumentTypeError(f'expected a number above zero, found "{text}"')
     return value
@@ -175,7 +170,7 @@ def _number(text: str, parse: Callable[[str], float]) -> float:
 def _bandwidth(text: str) -> float:
     from charm_sched.units import parse_bandwidth
 
-    return _number(text, parse_bandwidth)
+    return _above_zero(parse_bandwidth(text), text)
 
 
 def _links(text: str) -> float:
@@ -192,7 +187,7 @@ def _pcie(text: str) -> float:
 
 
 def _factor(text: str) -> float:
-    value = _number(text, float)
+    value = _above_zero(float(text), text)
     if not 1 <= value <= 1000:
         raise ArgumentTypeError(f'expected a factor from 1 to 1000, found "{text}"')
     return value

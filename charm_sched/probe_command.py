@@ -94,10 +94,7 @@ def _part(text: str) -> float:
 def _size(text: str) -> int:
     from charm_sched.units import parse_bytes
 
-    try:
-        value = int(parse_bytes(text))
-    except ValueError as error:
-        raise ArgumentTypeError(str(error)) from error
+    value = int(parse_bytes(text))
     if not 1 << 10 <= value <= 1 << 32:
         raise ArgumentTypeError(f"expected from 1 KiB to 4 GiB, found {text!r}")
     return value

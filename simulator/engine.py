@@ -220,7 +220,10 @@ class _Engine:
                 group = (self._delay_at[other], self._fluid_at[other])
                 started.setdefault(group, []).append(other)
         for (delay, fluid), rows in started.items():
-            self._begin(rows, delay, fluid)
+            if self._hosted:
+                self._give_to_host(rows)
+            else:
+                self._start_rows(rows, delay, fluid)
 
     def _advance_many(self, nodes: Ints, *, released: bool = False) -> None:
         """Do the same for many; ``released`` nodes wait for nothing any more."""
@@ -236,7 +239,7 @@ class _Engine:
         rows = rows[rows < self._num_ops]
         self._start[rows] = now
         if self._hosted:
-            self._begin(rows, 0.0, False)
+            self._give_to_host(rows)
         else:
             self._start_groups(rows)
 
@@ -259,11 +262,9 @@ class _Engine:
         distinct: Ints = ready[np.concatenate([[True], ready[1:] != ready[:-1]])[: len(ready)]]
         return distinct
 
-    def _begin(self, rows: Rows, delay: float, fluid: bool) -> None:
-        """Begin ops that are ready: with the host's work on them, if there is a host."""
-        if not self._hosted:
-            self._start_rows(rows, delay, fluid)
-        elif len(rows):
+    def _give_to_host(self, rows: Rows) -> None:
+        """Let the host work on ops that are ready."""
+        if len(rows):
             self._network.begin(np.asarray(rows) + self._num_ops, self._clock.now)
 
     def _start_rows(self, rows: Rows, delay: float, fluid: bool) -> None:

@@ -10,9 +10,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
+from support.commands import Call, caller
 
 from charm_sched import (
     Builder,
@@ -35,32 +36,12 @@ YAML = f"{ROOT}/topologies/dual_numa_pcie.yaml"
 DIRECT = f"{ROOT}/docs/examples/direct.py:direct"
 
 
-class Outcome(NamedTuple):
-    status: int
-    out: str
-    err: str
-
-
-Call = Callable[..., Outcome]
-
-
 @pytest.fixture
 def call(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Call:
     """Run a command in an empty folder, as if piped."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def run(main: Callable[[Sequence[str]], int], *argv: str) -> Outcome:
-        try:
-            status = main(argv)
-        except SystemExit as stop:
-            status = int(stop.code or 0)
-        out, err = capsys.readouterr()
-        return Outcome(status, out, err)
-
-    return run
+    return caller(capsys, tmp_path, monkeypatch, 80)
 
 
 def test_plan_alone_plans_compares_sweeps_and_saves(call: Call, tmp_path: Path) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
+from support.commands import Call, caller
 
 from charm_sched import Workload, load_topology, plan, save_plan
 from charm_sched.cli import plan_main, sim_main
@@ -16,39 +14,11 @@ from charm_sched.cli import plan_main, sim_main
 WORK = Workload(seq_len=4096, heads=8, kv_heads=4)
 
 
-class Outcome(NamedTuple):
-    status: int
-    out: str
-    err: str
-
-    @property
-    def flat(self) -> str:
-        return " ".join(self.out.split())
-
-    @property
-    def document(self) -> Any:
-        return json.loads(self.out)
-
-
-Call = Callable[..., Outcome]
-
-
 @pytest.fixture
 def call(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Call:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
-
-    def run(main: Callable[[Sequence[str]], int], *argv: str) -> Outcome:
-        try:
-            status = main(argv)
-        except SystemExit as stop:
-            status = int(stop.code or 0)
-        out, err = capsys.readouterr()
-        return Outcome(status, out, err)
-
-    return run
+    return caller(capsys, tmp_path, monkeypatch, 100)
 
 
 @pytest.fixture(scope="module")
