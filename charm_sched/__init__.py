@@ -16,34 +16,34 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # importing typing would double the time this module takes
 if TYPE_CHECKING:
-    from charm_sched.builder import Builder
-    from charm_sched.class_bounds import class_bound
-    from charm_sched.items import Item
+    from charm_sched.bounds.class_bound import class_bound
+    from charm_sched.bounds.schedule_bound import bound
     from charm_sched.partition import Partition
-    from charm_sched.schedule_bounds import bound
-    from charm_sched.search import plan, plan_all
+    from charm_sched.plans.builder import Builder
+    from charm_sched.plans.items import Item
+    from charm_sched.plans.storage import load_plan, save_plan
+    from charm_sched.proof.verifier import verify
+    from charm_sched.search.planning import plan, plan_all
     from charm_sched.simulator import simulate
-    from charm_sched.storage import load_plan, save_plan
-    from charm_sched.topology import load_topology
-    from charm_sched.verifier import verify
+    from charm_sched.topology.graph import load_topology
     from charm_sched.workload import Workload
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Builder": "builder",
-    "Item": "items",
+    "Builder": "plans.builder",
+    "Item": "plans.items",
     "Partition": "partition",
     "Workload": "workload",
-    "bound": "schedule_bounds",
-    "class_bound": "class_bounds",
-    "load_plan": "storage",
-    "load_topology": "topology",
-    "plan": "search",
-    "plan_all": "search",
-    "save_plan": "storage",
+    "bound": "bounds.schedule_bound",
+    "class_bound": "bounds.class_bound",
+    "load_plan": "plans.storage",
+    "load_topology": "topology.graph",
+    "plan": "search.planning",
+    "plan_all": "search.planning",
+    "save_plan": "plans.storage",
     "simulate": "simulator",
-    "verify": "verifier",
+    "verify": "proof.verifier",
 }
 
 __all__ = [

@@ -11,23 +11,23 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 
-from charm_sched.commands import add_version, make_parser, run_command
-from charm_sched.options import (
+from charm_sched.commands.common import add_version, make_parser, run_command
+from charm_sched.commands.options import (
     STRATEGY_HELP,
     add_workload_flags,
     argument,
     parameter,
     strategy_names,
 )
-from charm_sched.plan_command import plan_command
-from charm_sched.sim_command import sim_command
-from charm_sched.units import parse_bytes
-from charm_sched.what_if import (
+from charm_sched.commands.planning import plan_command
+from charm_sched.commands.simulating import sim_command
+from charm_sched.commands.what_if import (
     add_change_flags,
     add_jitter_flags,
     add_layout_flags,
     add_sweep_flags,
 )
+from charm_sched.units import parse_bytes
 
 
 def plan_main(argv: Sequence[str] | None = None) -> int:

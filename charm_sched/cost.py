@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from charm_sched.areas import attend_work
-from charm_sched.plans import ATTEND, MERGE
+from charm_sched.masks.areas import attend_work
+from charm_sched.plans.plan import ATTEND, MERGE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from charm_sched.plans import Plan
-    from charm_sched.profiles import ComputeProfile
-    from charm_sched.topology import Topology
+    from charm_sched.plans.plan import Plan
+    from charm_sched.topology.graph import Topology
+    from charm_sched.topology.profiles import ComputeProfile
 
     Ints = NDArray[np.int64]
 

@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from charm_sched import __version__
-from charm_sched.errors import RuntimeFailure
-from charm_sched.faults import parse_fault
-from charm_sched.options import (
+from charm_sched.commands.options import (
     Help,
     add_workload_flags,
     argument,
@@ -24,13 +22,15 @@ from charm_sched.options import (
     positive,
     read_workload,
 )
-from charm_sched.terminal import guarded
+from charm_sched.errors import RuntimeFailure
+from charm_sched.render.terminal import guarded
+from charm_sched.testbed.faults import parse_fault
 
 if TYPE_CHECKING:
-    from charm_sched.experiment import Experiment
     from charm_sched.runtime.lab import Lab
     from charm_sched.testbed import Testbed
-    from charm_sched.topology import Topology
+    from charm_sched.testbed.experiment import Experiment
+    from charm_sched.topology.graph import Topology
     from charm_sched.workload import Workload
 
 PIECES = (1 << 20, 1 << 22)
@@ -117,11 +117,10 @@ def _factor(text: str) -> float:
 
 
 def _run(args: Namespace) -> None:
-    from charm_sched import experiment
-    from charm_sched.scaling import scaled
-    from charm_sched.terminal import progress_line
-    from charm_sched.testbed import missing
-    from charm_sched.topology import load_topology
+    from charm_sched.render.terminal import progress_line
+    from charm_sched.testbed import experiment, missing
+    from charm_sched.topology.graph import load_topology
+    from charm_sched.topology.scaling import scaled
 
     if find_spec("torch") is None:
         raise RuntimeFailure("charm-lab needs PyTorch: pip install 'charm-sched[runtime]'")
@@ -178,7 +177,7 @@ def _workloads(args: Namespace, ranks: int) -> list[Workload]:
     """Give the workload of the flags, or the two of the laboratory."""
     from dataclasses import replace
 
-    from charm_sched.masks import parse_mask
+    from charm_sched.masks.mask import parse_mask
 
     if args.model is None and args.heads is None:
         args.heads, args.kv_heads = LAB_HEADS, args.kv_heads or LAB_HEADS
@@ -194,10 +193,10 @@ def _workloads(args: Namespace, ranks: int) -> list[Workload]:
 def _disturb(args: Namespace, bed: Testbed, lab: Lab, slow: Topology, workload: Workload) -> None:
     """Run one plan, disturb it, and print what every rank says."""
     from charm_sched.cost import op_seconds
-    from charm_sched.faults import action, finish_disturbed
-    from charm_sched.plans import Plan
+    from charm_sched.plans.plan import Plan
     from charm_sched.runtime.lab import LabFailure
-    from charm_sched.search import plan
+    from charm_sched.search.planning import plan
+    from charm_sched.testbed.faults import action, finish_disturbed
 
     name = args.strategy.split(",")[-1]
     made = plan(slow, workload, strategy=name, direction="forward", devices=lab.devices)
@@ -219,8 +218,9 @@ def _say(text: str) -> None:
 
 
 def _report(args: Namespace, found: Sequence[Experiment]) -> None:
-    from charm_sched import report, terminal
-    from charm_sched.render_lab import lab_document, markdown, show
+    from charm_sched.render import terminal
+    from charm_sched.render.lab import lab_document, markdown, show
+    from charm_sched.report import documents as report
 
     if args.markdown:
         args.markdown.write_text(markdown(found))

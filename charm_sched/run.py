@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from charm_sched import __version__
-from charm_sched.errors import CharmSchedError, RuntimeFailure, WorkloadError
-from charm_sched.options import (
+from charm_sched.commands.options import (
     STRATEGY_HELP,
     Help,
     add_workload_flags,
@@ -26,13 +25,14 @@ from charm_sched.options import (
     read_workload,
     strategy_names,
 )
-from charm_sched.terminal import complain, explain, progress_line, room_for
+from charm_sched.errors import CharmSchedError, RuntimeFailure, WorkloadError
+from charm_sched.render.terminal import complain, explain, progress_line, room_for
 from charm_sched.units import format_rate
 
 if TYPE_CHECKING:
-    from charm_sched.report import Document
+    from charm_sched.report.documents import Document
     from charm_sched.runtime.trial import Trial
-    from charm_sched.search import Comparison, Result
+    from charm_sched.search.planning import Comparison, Result
     from charm_sched.workload import Workload
 
 PLAN_SUFFIXES = (".json", ".npz")
@@ -112,7 +112,7 @@ def _run(args: Namespace) -> None:
         raise RuntimeFailure(
             f"charm-run needs PyTorch ({error}): pip install 'charm-sched[runtime]'"
         ) from error
-    from charm_sched.storage import from_bytes, to_bytes
+    from charm_sched.plans.storage import from_bytes, to_bytes
 
     rank, size = trial.join_world(args.timeout)
     try:
@@ -149,10 +149,10 @@ def _warn(message: str | None) -> None:
 
 def _choose(args: Namespace, size: int) -> Comparison:
     """Give the plans to run, with their prediction."""
-    from charm_sched.assess import assess
-    from charm_sched.search import AUTO, plan_all
-    from charm_sched.storage import load_plan
-    from charm_sched.topology import load_topology
+    from charm_sched.commands.assess import assess
+    from charm_sched.plans.storage import load_plan
+    from charm_sched.search.planning import AUTO, plan_all
+    from charm_sched.topology.graph import load_topology
 
     if Path(args.target).suffix in PLAN_SUFFIXES:
         given = [*(["--strategy"] if args.strategy else []), *given_flags(args)]
@@ -180,11 +180,12 @@ def _report(args: Namespace, comparison: Comparison, found: Trial) -> None:
     directions = [d for d in comparison.chosen if args.direction in (d, "both")]
     measured = {d: measurement(comparison.chosen[d], d, found) for d in directions}
     if args.json:
-        from charm_sched import report
+        from charm_sched.report import documents as report
 
         report.write_json(_document(comparison, measured))
         return
-    from charm_sched import render_run, terminal
+    from charm_sched.render import run as render_run
+    from charm_sched.render import terminal
 
     kernel = args.backend or default_kernel(comparison.workload)
     with terminal.results() as console:
@@ -231,7 +232,7 @@ def _document(comparison: Comparison, measured: dict[str, dict[str, Any]]) -> Do
     """Give charm-plan's document for what was run, with what was measured."""
     from dataclasses import replace
 
-    from charm_sched import report
+    from charm_sched.report import documents as report
 
     run = replace(comparison, results=tuple(comparison.chosen[d] for d in measured))
     document = report.document(run)

@@ -10,11 +10,11 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 
-from charm_sched import import_command
-from charm_sched.commands import Handler, add_version, load_machine, make_parser, run_command
+from charm_sched.commands import importing as import_command
+from charm_sched.commands.common import Handler, add_version, load_machine, make_parser, run_command
+from charm_sched.commands.options import Help, add_workload_flags, workload_of
+from charm_sched.commands.probing import DESCRIPTION, add_arguments, probe_command
 from charm_sched.errors import CharmSchedError, TopologyError
-from charm_sched.options import Help, add_workload_flags, workload_of
-from charm_sched.probe_command import DESCRIPTION, add_arguments, probe_command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -76,15 +76,16 @@ def _parser() -> ArgumentParser:
 
 
 def _list(parser: ArgumentParser, args: Namespace) -> None:
-    from charm_sched.topology import load_topology, shipped_names
+    from charm_sched.topology.graph import load_topology, shipped_names
 
     machines = [load_topology(name) for name in shipped_names()]
     if args.json:
-        from charm_sched import report
+        from charm_sched.report import documents as report
 
         report.write_json([report.topology_summary(machine) for machine in machines])
         return
-    from charm_sched import render_topology, terminal
+    from charm_sched.render import terminal
+    from charm_sched.render import topology as render_topology
 
     with terminal.results() as console:
         console.print(render_topology.listing(machines))
@@ -93,11 +94,13 @@ def _list(parser: ArgumentParser, args: Namespace) -> None:
 def _show(parser: ArgumentParser, args: Namespace) -> None:
     machine = load_machine(args.topology)
     if args.json:
-        from charm_sched import report
+        from charm_sched.report import documents as report
 
         report.write_json(report.topology_report(machine))
         return
-    from charm_sched import render, render_topology, terminal
+    from charm_sched.render import comparison as render
+    from charm_sched.render import terminal
+    from charm_sched.render import topology as render_topology
 
     with terminal.results() as console:
         for part in render_topology.show_topology(machine):
@@ -108,7 +111,8 @@ def _show(parser: ArgumentParser, args: Namespace) -> None:
 def _bound(parser: ArgumentParser, args: Namespace) -> None:
     workload = workload_of(parser, args)
     machine = load_machine(args.topology)
-    from charm_sched import limits, report
+    from charm_sched.bounds import limits
+    from charm_sched.report import documents as report
 
     found = limits.machine_limits(
         machine,
@@ -121,14 +125,15 @@ def _bound(parser: ArgumentParser, args: Namespace) -> None:
     if args.json:
         report.write_json([report.limit_document(limit) for limit in found])
         return
-    from charm_sched import render_bounds, terminal
+    from charm_sched.render import bounds as render_bounds
+    from charm_sched.render import terminal
 
     with terminal.results() as console:
         render_bounds.show_limits(console, found)
 
 
 def _validate(parser: ArgumentParser, args: Namespace) -> None:
-    from charm_sched.topology import load_topology
+    from charm_sched.topology.graph import load_topology
 
     wrong = []
     for name in args.files:
@@ -144,8 +149,8 @@ def _validate(parser: ArgumentParser, args: Namespace) -> None:
 
 
 def _schema(parser: ArgumentParser, args: Namespace) -> None:
-    from charm_sched import report
-    from charm_sched.topology import json_schema
+    from charm_sched.report import documents as report
+    from charm_sched.topology.graph import json_schema
 
     report.write_json(json_schema())
 

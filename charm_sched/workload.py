@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 
 from charm_sched.errors import WorkloadError
-from charm_sched.masks import Mask, parse_mask
+from charm_sched.masks.mask import Mask, parse_mask
 
 DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from charm_sched.errors import RuntimeFailure
-from charm_sched.masks import Mask
-from charm_sched.plans import Plan, Schedule
+from charm_sched.masks.mask import Mask
+from charm_sched.plans.plan import Plan, Schedule
 from charm_sched.runtime.checks import (
     check_dropout,
     check_gradient,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from charm_sched.errors import RuntimeFailure
 from charm_sched.partition import count_rows
-from charm_sched.plans import Plan, Schedule
+from charm_sched.plans.plan import Plan, Schedule
 from charm_sched.runtime.numerics import DTYPES
 
 _LONGEST = 1e8  # seconds: more than anybody waits, and less than a clock in nanoseconds can hold

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from charm_sched.errors import RuntimeFailure
-from charm_sched.mask_segments import Limit
+from charm_sched.masks.segments import Limit
 from charm_sched.runtime.kernels import Kernel, Reference
 from charm_sched.runtime.tiles import Tile
 

@@ -10,11 +10,11 @@ import statistics
 import time
 from itertools import pairwise
 
-from charm_sched.builder import Builder
-from charm_sched.host_cost import HostCost
 from charm_sched.partition import Partition
-from charm_sched.plans import Plan
+from charm_sched.plans.builder import Builder
+from charm_sched.plans.plan import Plan
 from charm_sched.runtime.lab import Lab
+from charm_sched.testbed.host_cost import HostCost
 from charm_sched.workload import Workload
 
 _OPS = 400  # of a plan: two ranks, half of it each

@@ -28,15 +28,15 @@ import torch.distributed as dist
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from charm_sched.errors import CharmSchedError, RuntimeFailure
-from charm_sched.plans import Plan, Schedule
+from charm_sched.plans.plan import Plan, Schedule
+from charm_sched.plans.storage import from_bytes, to_bytes
 from charm_sched.runtime.checks import checked_timeout
 from charm_sched.runtime.layout import Fields
 from charm_sched.runtime.pacing import run_paced
 from charm_sched.runtime.recording import merged
 from charm_sched.runtime.session import session_of
 from charm_sched.runtime.trial import try_out
-from charm_sched.storage import from_bytes, to_bytes
-from charm_sched.timeline import Timeline
+from charm_sched.timelines.timeline import Timeline
 
 if TYPE_CHECKING:
     from charm_sched.testbed import Testbed

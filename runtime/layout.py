@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from charm_sched.errors import PlanError
-from charm_sched.items import Item
 from charm_sched.partition import Rows, count_rows
+from charm_sched.plans.items import Item
 from charm_sched.runtime.numerics import Precision
 from charm_sched.workload import Workload
 

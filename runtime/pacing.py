@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from charm_sched.partition import count_rows
-from charm_sched.plans import Plan
+from charm_sched.plans.plan import Plan
 from charm_sched.runtime.checks import checked_timeout
 from charm_sched.runtime.kernels import Reference
 from charm_sched.runtime.layout import Fields

@@ -10,9 +10,9 @@ from itertools import pairwise
 import numpy as np
 
 from charm_sched.errors import PlanError
-from charm_sched.hazards import Hazards, find_hazards
-from charm_sched.items import COPIED, DKV, DQ, KINDS, KV, KV_AXIS, G, Item, O, Q
-from charm_sched.plans import TRANSFER, Plan, program
+from charm_sched.plans.items import COPIED, DKV, DQ, KINDS, KV, KV_AXIS, G, Item, O, Q
+from charm_sched.plans.plan import TRANSFER, Plan, program
+from charm_sched.proof.hazards import Hazards, find_hazards
 from charm_sched.runtime.layout import Layout, Window, layout_of, window_in
 from charm_sched.runtime.numerics import Precision
 from charm_sched.runtime.program import (

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from charm_sched.errors import RuntimeFailure
-from charm_sched.probing import Traffic
+from charm_sched.probing.whole_machine import Traffic
 from charm_sched.runtime.gloo import reason
 
 Record: TypeAlias = list[list[list[float]]]

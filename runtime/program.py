@@ -3,9 +3,9 @@
 `prepare` turns the plan's columns and derived hazards into plain values once; a run then only
 follows them. Nothing here knows a strategy.
 
-A *version* is the life of one content on this rank (see `charm_sched.hazards`): a copy in a slot,
-or a partial result from its first contribution to the read that ends it. Contributions are combined
-in row order.
+A *version* is the life of one content on this rank (see `charm_sched.proof.hazards`): a copy in a
+slot, or a partial result from its first contribution to the read that ends it. Contributions are
+combined in row order.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from charm_sched.items import Item
 from charm_sched.partition import Rows
-from charm_sched.plans import Plan
+from charm_sched.plans.items import Item
+from charm_sched.plans.plan import Plan
 from charm_sched.runtime.layout import Layout, Window
 from charm_sched.runtime.numerics import Precision
 from charm_sched.runtime.tiles import Cutter, Tile

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from charm_sched.errors import PlanError, RuntimeFailure
-from charm_sched.mask_segments import Segment
-from charm_sched.masks import Mask, parse_mask
-from charm_sched.plans import Plan
-from charm_sched.verifier import check_coverage
+from charm_sched.masks.mask import Mask, parse_mask
+from charm_sched.masks.segments import Segment
+from charm_sched.plans.plan import Plan
+from charm_sched.proof.verifier import check_coverage
 
 Offsets = Tensor | Sequence[int]
 

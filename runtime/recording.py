@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from charm_sched.errors import RuntimeFailure
-from charm_sched.plans import TRANSFER, Plan
+from charm_sched.plans.plan import TRANSFER, Plan
 from charm_sched.runtime.gloo import Communicators
-from charm_sched.timeline import Timeline
+from charm_sched.timelines.timeline import Timeline
 
 
 class PassRecord:

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 
 from charm_sched.errors import CharmSchedError, RuntimeFailure
-from charm_sched.hazards import Hazards
-from charm_sched.masks import Mask
-from charm_sched.plans import Plan
+from charm_sched.masks.mask import Mask
+from charm_sched.plans.plan import Plan
+from charm_sched.proof.hazards import Hazards
 from charm_sched.runtime.contract import check_contract
 from charm_sched.runtime.execution import Execution
 from charm_sched.runtime.gloo import Communicators, GlooTransport, Waiters
@@ -207,7 +207,7 @@ def session_of(group: Group, timeout: float) -> Session:
 
 
 def _proved(plan: Plan) -> Hazards:
-    from charm_sched.verifier import verify
+    from charm_sched.proof.verifier import verify
 
     return verify(plan).hazards
 

@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from charm_sched.errors import RuntimeFailure
-from charm_sched.masks import Mask
+from charm_sched.masks.mask import Mask
 from charm_sched.partition import Partition, count_rows
-from charm_sched.plans import Plan, Schedule
+from charm_sched.plans.plan import Plan, Schedule
 from charm_sched.runtime.groups import Group, process_group
 
 TOKENS = 2

@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import itemgetter
 
-from charm_sched.mask_segments import Limit, Segment
-from charm_sched.masks import Mask
+from charm_sched.masks.mask import Mask
+from charm_sched.masks.segments import Limit, Segment
 from charm_sched.partition import Rows
 
 BAND_ROWS = 256

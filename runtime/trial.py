@@ -11,13 +11,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from charm_sched.errors import RuntimeFailure
-from charm_sched.plans import Plan, Schedule
+from charm_sched.plans.plan import Plan, Schedule
 from charm_sched.runtime.autograd import TIMEOUT, attention
 from charm_sched.runtime.checks import forward_of
 from charm_sched.runtime.numerics import DTYPES
 from charm_sched.runtime.recording import Recorder
 from charm_sched.runtime.sharding import shard, unshard
-from charm_sched.timeline import Timeline
+from charm_sched.timelines.timeline import Timeline
 from charm_sched.workload import Workload
 
 MOST_CHECKED_FLOPS = 1e12  # about a minute on one core

@@ -15,22 +15,22 @@ import simpy
 
 from charm_sched.cost import op_seconds
 from charm_sched.errors import SimulationError
+from charm_sched.proof.waits import find_waits
 from charm_sched.simulator.network import Network, Starved
 from charm_sched.simulator.resources import find_resources
-from charm_sched.timeline import Timeline
-from charm_sched.waits import find_waits
+from charm_sched.timelines.timeline import Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from charm_sched.hazards import Edges
-    from charm_sched.host_cost import HostCost
-    from charm_sched.plans import Plan
+    from charm_sched.plans.plan import Plan
+    from charm_sched.proof.hazards import Edges
+    from charm_sched.proof.waits import Waits
     from charm_sched.simulator.resources import Resources
-    from charm_sched.topology import Topology
-    from charm_sched.waits import Waits
+    from charm_sched.testbed.host_cost import HostCost
+    from charm_sched.topology.graph import Topology
 
     Ints = NDArray[np.int64]
     Rows = list[int] | Ints

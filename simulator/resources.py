@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from charm_sched.plans import TRANSFER
+from charm_sched.plans.plan import TRANSFER
+from charm_sched.plans.symmetry_machine import crossings
 from charm_sched.simulator.maxmin import RouteTable, compile_routes
-from charm_sched.symmetry_machine import crossings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from charm_sched.cost import Costs
-    from charm_sched.host_cost import HostCost
-    from charm_sched.plans import Plan
-    from charm_sched.topology import Topology
+    from charm_sched.plans.plan import Plan
+    from charm_sched.testbed.host_cost import HostCost
+    from charm_sched.topology.graph import Topology
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]

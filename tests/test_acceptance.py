@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 
 from charm_sched.planners import PLANNERS
-from charm_sched.search import Comparison, Result, plan_all
-from charm_sched.topology import Topology, load_topology
+from charm_sched.search.planning import Comparison, Result, plan_all
+from charm_sched.topology.graph import Topology, load_topology
 from charm_sched.workload import Workload
 
 

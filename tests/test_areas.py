@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import brute, cases
 
-from charm_sched.areas import row_set_areas
-from charm_sched.builder import Builder
-from charm_sched.items import Item, ItemInterner
+from charm_sched.masks.areas import row_set_areas
+from charm_sched.masks.prefix_areas import prefix_areas
 from charm_sched.partition import Partition, Rows, rows_of
-from charm_sched.plans import Plan
-from charm_sched.prefix_areas import prefix_areas
+from charm_sched.plans.builder import Builder
+from charm_sched.plans.items import Item, ItemInterner
+from charm_sched.plans.plan import Plan
 from charm_sched.workload import Workload
 
 SEQ_LEN = 29

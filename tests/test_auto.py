@@ -11,21 +11,21 @@ from typing import Any
 
 import pytest
 
-from charm_sched import search_trials
-from charm_sched.builder import Builder
+from charm_sched.bounds.limits import moves_keys
 from charm_sched.errors import StrategyError
-from charm_sched.limits import moves_keys
 from charm_sched.partition import Partition
 from charm_sched.planners import PLANNERS
-from charm_sched.plans import Plan, Schedule, residents_of
-from charm_sched.results import Comparison
-from charm_sched.search import plan, plan_all
-from charm_sched.search_explore import SAME
-from charm_sched.search_trials import PlannerError, plan_floor
+from charm_sched.planners.strategies import KEY_MOVERS, VARIANTS, alike, build, may_keep
+from charm_sched.plans.builder import Builder
+from charm_sched.plans.plan import Plan, Schedule, residents_of
+from charm_sched.search import trials as search_trials
+from charm_sched.search.explore import SAME
+from charm_sched.search.planning import plan, plan_all
+from charm_sched.search.results import Comparison
+from charm_sched.search.trials import PlannerError, plan_floor
 from charm_sched.simulator import simulate
 from charm_sched.simulator.engine import TooLate
-from charm_sched.strategies import KEY_MOVERS, VARIANTS, alike, build, may_keep
-from charm_sched.topology import Topology, load_topology
+from charm_sched.topology.graph import Topology, load_topology
 from charm_sched.workload import Workload
 
 BOTH = ("forward", "backward")

@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 from support.cases import masks
 from support.machines import machine, machines
 
-from charm_sched.bounds import Bound
-from charm_sched.class_bounds import class_bound
-from charm_sched.envelopes import Curve, Owner, Total, largest
+from charm_sched.bounds.bound import Bound
+from charm_sched.bounds.class_bound import class_bound
+from charm_sched.bounds.envelopes import Curve, Owner, Total, largest
+from charm_sched.bounds.limits import moves_keys
+from charm_sched.bounds.schedule_bound import bound, first_time
 from charm_sched.errors import StrategyError, WorkloadError
-from charm_sched.limits import moves_keys
 from charm_sched.partition import Partition, rows_of
 from charm_sched.planners import PLANNERS
-from charm_sched.plans import DIRECTIONS
-from charm_sched.schedule_bounds import bound, first_time
+from charm_sched.planners.strategies import build, residents
+from charm_sched.plans.plan import DIRECTIONS
 from charm_sched.simulator import simulate
-from charm_sched.strategies import build, residents
-from charm_sched.topology import Topology, load_topology
+from charm_sched.topology.graph import Topology, load_topology
 from charm_sched.workload import Workload
 
 Triple = tuple[int, int, int]  # query row, key row, query head
@@ -278,7 +278,7 @@ def test_what_is_resident_need_not_come(mask: str) -> None:
 
 
 def _copies(work: Workload) -> list[Any]:
-    from charm_sched.items import Item
+    from charm_sched.plans.items import Item
 
     return [(1, Item("kv", ((0, 32),), (0, 1)), 0), (0, Item("kv", ((32, 64),), (0, 1)), 0)]
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from support import cases
 
-from charm_sched.builder import Builder
 from charm_sched.errors import PlanError
-from charm_sched.items import Item
-from charm_sched.ops import Attend, Transfer
 from charm_sched.partition import Partition
-from charm_sched.verifier import verify
+from charm_sched.plans.builder import Builder
+from charm_sched.plans.items import Item
+from charm_sched.plans.ops import Attend, Transfer
+from charm_sched.proof.verifier import verify
 
 
 def builder(ranks: int = 3, seq_len: int = 9, mask: str = "full", **more: object) -> Builder:

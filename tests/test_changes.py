@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from charm_sched.change_apply import Changed, apply
-from charm_sched.changes import read_failure, read_setting, read_slowdown
 from charm_sched.cost import op_seconds
 from charm_sched.errors import TopologyError
-from charm_sched.plans import Plan
-from charm_sched.rebuild import cut_off
-from charm_sched.search import plan
-from charm_sched.topology import Topology, load_topology
+from charm_sched.plans.plan import Plan
+from charm_sched.search.planning import plan
+from charm_sched.topology.change_apply import Changed, apply
+from charm_sched.topology.changes import read_failure, read_setting, read_slowdown
+from charm_sched.topology.graph import Topology, load_topology
+from charm_sched.topology.rebuild import cut_off
 from charm_sched.workload import Workload
 
 WORK = Workload(seq_len=512, heads=8, kv_heads=2, head_dim=16)

@@ -11,20 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import brute, cases, machines
 
-from charm_sched.areas import attend_work
-from charm_sched.class_bounds import class_bound
+from charm_sched.bounds.class_bound import class_bound
 from charm_sched.errors import StrategyError
-from charm_sched.ops import Attend, Merge, Transfer
+from charm_sched.masks.areas import attend_work
 from charm_sched.partition import Partition
 from charm_sched.planners import PLANNERS
 from charm_sched.planners.hierarchy import Line, Tree, exchange_lines, leaves
 from charm_sched.planners.sittings import Sitting, Stay, Work, allot_slots, order_attends
+from charm_sched.planners.strategies import VARIANTS, build
 from charm_sched.planners.timetable import Lanes, Pace, Passage, fair_shares
-from charm_sched.plans import ATTEND
+from charm_sched.plans.ops import Attend, Merge, Transfer
+from charm_sched.plans.plan import ATTEND
+from charm_sched.proof.verifier import verify
 from charm_sched.simulator import simulate
-from charm_sched.strategies import VARIANTS, build
-from charm_sched.topology import load_topology
-from charm_sched.verifier import verify
+from charm_sched.topology.graph import load_topology
 from charm_sched.workload import Workload
 
 

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from support.cases import CHARM_PARAMS, masks
 from support.machines import machine, machines
 
-from charm_sched.bounds import delay_between, delay_out
-from charm_sched.class_bounds import class_bound
-from charm_sched.demands import demand_of
+from charm_sched.bounds.bound import delay_between, delay_out
+from charm_sched.bounds.class_bound import class_bound
+from charm_sched.bounds.demands import demand_of
 from charm_sched.errors import WorkloadError
-from charm_sched.items import Item
 from charm_sched.partition import Partition
 from charm_sched.planners import PLANNERS
-from charm_sched.plans import DIRECTIONS, Plan
+from charm_sched.planners.strategies import build, residents
+from charm_sched.plans.items import Item
+from charm_sched.plans.plan import DIRECTIONS, Plan
 from charm_sched.simulator import simulate
-from charm_sched.strategies import build, residents
-from charm_sched.topology import Topology, load_topology
+from charm_sched.topology.graph import Topology, load_topology
 from charm_sched.workload import Workload
 
 GB = 1e9

@@ -27,7 +27,7 @@ from charm_sched import (
 )
 from charm_sched.cli import plan_main, sim_main
 from charm_sched.planners.ring import ring
-from charm_sched.plans import Plan, Schedule
+from charm_sched.plans.plan import Plan, Schedule
 from charm_sched.topo import main as topo_main
 
 ROOT = Path(__file__).parent.parent
@@ -196,7 +196,7 @@ def test_interrupting_is_no_traceback(call: Call, monkeypatch: pytest.MonkeyPatc
     def interrupt(source: str) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("charm_sched.topology.load_topology", interrupt)
+    monkeypatch.setattr("charm_sched.topology.graph.load_topology", interrupt)
     assert call(plan_main, "dual_node_nvlink") == (130, "", "error: interrupted\n")
 
 
@@ -282,7 +282,7 @@ def test_traces_destroy_nothing_and_are_checked_before_planning(
     message: str,
 ) -> None:
     (tmp_path / "notes.json").write_text('{"mine": 1}\n')
-    monkeypatch.setattr("charm_sched.search.plan_all", None)  # not reached
+    monkeypatch.setattr("charm_sched.search.planning.plan_all", None)  # not reached
     done = call(plan_main, "dual_node_nvlink", *SMALL, *flags)
     assert (done.status, done.out) == (1, "")
     assert message in done.err
@@ -303,7 +303,7 @@ def test_a_foreign_default_name_is_refused_before_planning(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "dual_node_nvlink.plan.json").write_text("mine")
-    monkeypatch.setattr("charm_sched.search.plan_all", None)  # not reached
+    monkeypatch.setattr("charm_sched.search.planning.plan_all", None)  # not reached
     assert "is left alone" in call(plan_main, "dual_node_nvlink", *SMALL).err
 
 
@@ -331,9 +331,9 @@ def test_too_little_memory_is_one_message(
 
     call(plan_main, "dual_node_nvlink", *SMALL, "--json", "-o", "p.json")
     for module, main, argv in (
-        ("search.plan_all", plan_main, ("dual_node_nvlink", *SMALL)),
-        ("assess.assess", sim_main, ("p.json",)),
-        ("topology.load_topology", topo_main, ("show", "dual_node_nvlink")),
+        ("search.planning.plan_all", plan_main, ("dual_node_nvlink", *SMALL)),
+        ("commands.assess.assess", sim_main, ("p.json",)),
+        ("topology.graph.load_topology", topo_main, ("show", "dual_node_nvlink")),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(f"charm_sched.{module}", fail)
@@ -349,7 +349,7 @@ def test_numbers_that_overflow_are_one_message(call: Call, monkeypatch: pytest.M
     def fail(source: str) -> None:
         raise OverflowError("Python int too large to convert to C long")
 
-    monkeypatch.setattr("charm_sched.topology.load_topology", fail)
+    monkeypatch.setattr("charm_sched.topology.graph.load_topology", fail)
     done = call(plan_main, "dual_node_nvlink")
     assert (done.status, done.err.count("\n")) == (1, 1)
     assert done.err.startswith("error: a number is too large")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from charm_sched.builder import Builder
 from charm_sched.cost import op_seconds
 from charm_sched.errors import TopologyError
 from charm_sched.partition import Partition
-from charm_sched.plans import Plan
-from charm_sched.topology import Topology
+from charm_sched.plans.builder import Builder
+from charm_sched.plans.plan import Plan
+from charm_sched.topology.graph import Topology
 from charm_sched.workload import Workload
 
 

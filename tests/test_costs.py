@@ -12,8 +12,8 @@ import yaml
 from charm_sched import load_topology
 from charm_sched.cli import plan_main
 from charm_sched.errors import TopologyError
-from charm_sched.topology import Topology
-from charm_sched.topology_costs import RunningCost
+from charm_sched.topology.costs import RunningCost
+from charm_sched.topology.graph import Topology
 
 FULL = {
     "price": "36 USD/h", "power": "10.8 kW", "electricity": "0.2 USD/kWh", "assumed": ["power"],

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.cases import made
 
-from charm_sched.deviation import busy_seconds, by_level, by_link
 from charm_sched.errors import SimulationError
-from charm_sched.plans import Plan
-from charm_sched.search import plan
+from charm_sched.plans.plan import Plan
+from charm_sched.search.planning import plan
 from charm_sched.simulator import simulate
-from charm_sched.timeline import Timeline
-from charm_sched.topology import load_topology
+from charm_sched.timelines.deviation import busy_seconds, by_level, by_link
+from charm_sched.timelines.timeline import Timeline
+from charm_sched.topology.graph import load_topology
 from charm_sched.workload import Workload
 
 

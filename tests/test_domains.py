@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.machines import HEAD, cluster, link, nvlink_node, parse, section, shape, template
 
-from charm_sched.domain_graph import DomainGraph
 from charm_sched.errors import TopologyError
-from charm_sched.topology import Domain, Topology
+from charm_sched.topology.domain_graph import DomainGraph
+from charm_sched.topology.graph import Domain, Topology
 
 
 def sockets(*sizes: int, between: float = 36) -> str:

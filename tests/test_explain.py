@@ -10,18 +10,18 @@ import pytest
 from rich.console import Console
 
 from charm_sched import Builder, Partition, Workload, load_topology
-from charm_sched.change_apply import apply
-from charm_sched.changes import read_setting
-from charm_sched.critical_path import stretches
-from charm_sched.explain import explain
-from charm_sched.levers import better_machines, find_levers
-from charm_sched.link_usage import LinkUsage
-from charm_sched.plans import Plan
-from charm_sched.render_explain import details, path_facts, verdict
-from charm_sched.results import Comparison
-from charm_sched.search import plan_all
+from charm_sched.plans.plan import Plan
+from charm_sched.render.explain import details, path_facts, verdict
+from charm_sched.search.planning import plan_all
+from charm_sched.search.results import Comparison
 from charm_sched.simulator import simulate
-from charm_sched.topology import Topology
+from charm_sched.timelines.critical_path import stretches
+from charm_sched.timelines.link_usage import LinkUsage
+from charm_sched.topology.change_apply import apply
+from charm_sched.topology.changes import read_setting
+from charm_sched.topology.graph import Topology
+from charm_sched.what_if.explain import explain
+from charm_sched.what_if.levers import better_machines, find_levers
 
 GB = 1e9
 

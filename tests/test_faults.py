@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from charm_sched.faults import Fault, parse_fault
+from charm_sched.testbed.faults import Fault, parse_fault
 
 
 @pytest.mark.parametrize(

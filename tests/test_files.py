@@ -9,10 +9,10 @@ import pytest
 from support.machines import HEAD, link, section
 
 from charm_sched import load_plan, load_topology, plan, save_plan
+from charm_sched.commands.output import check_target
 from charm_sched.errors import PlanFileError, TopologyError
 from charm_sched.files import write_whole
-from charm_sched.output import check_target
-from charm_sched.topology_file import parse_topology
+from charm_sched.topology.file import parse_topology
 from charm_sched.units import parse_bandwidth, parse_seconds
 from charm_sched.workload import Workload
 

@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 from support import brute, cases
 
 from charm_sched.arrays import Ints
-from charm_sched.builder import Builder
-from charm_sched.class_bounds import class_bound
-from charm_sched.items import Item
-from charm_sched.ops import Attend, Transfer
+from charm_sched.bounds.class_bound import class_bound
 from charm_sched.partition import Partition
 from charm_sched.planners import PLANNERS
 from charm_sched.planners.flows import Flows
 from charm_sched.planners.hierarchy import Tree, leaves
-from charm_sched.plans import TRANSFER, Plan
-from charm_sched.strategies import build
-from charm_sched.topology import Topology, load_topology
-from charm_sched.verifier import verify
+from charm_sched.planners.strategies import build
+from charm_sched.plans.builder import Builder
+from charm_sched.plans.items import Item
+from charm_sched.plans.ops import Attend, Transfer
+from charm_sched.plans.plan import TRANSFER, Plan
+from charm_sched.proof.verifier import verify
+from charm_sched.topology.graph import Topology, load_topology
 from charm_sched.workload import Workload
 
 

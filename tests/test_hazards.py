@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import cases
 
-from charm_sched.hazards import Edges, find_hazards
-from charm_sched.items import HOME, Item
-from charm_sched.ops import Attend, Merge, Op, Transfer
-from charm_sched.plans import Plan
-from charm_sched.verifier import verify
+from charm_sched.plans.items import HOME, Item
+from charm_sched.plans.ops import Attend, Merge, Op, Transfer
+from charm_sched.plans.plan import Plan
+from charm_sched.proof.hazards import Edges, find_hazards
+from charm_sched.proof.verifier import verify
 
 COPIED = ("q", "kv", "g")
 Place = tuple[int, int]  # rank, slot

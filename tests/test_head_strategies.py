@@ -14,19 +14,19 @@ from hypothesis import strategies as st
 from support import brute, cases
 
 from charm_sched.errors import StrategyError
-from charm_sched.ops import Attend, Transfer
 from charm_sched.planners import PLANNERS
 from charm_sched.planners.domain_order import Tile, order_kernels
 from charm_sched.planners.head_chunks import chunk_heads
 from charm_sched.planners.hierarchy import Tree
 from charm_sched.planners.machine import machine_of
+from charm_sched.planners.strategies import check_params
 from charm_sched.planners.tiles import choose_tile, order_tile
-from charm_sched.plans import ATTEND, TRANSFER, Plan
-from charm_sched.search import plan, plan_all
+from charm_sched.plans.ops import Attend, Transfer
+from charm_sched.plans.plan import ATTEND, TRANSFER, Plan
+from charm_sched.proof.verifier import verify
+from charm_sched.search.planning import plan, plan_all
 from charm_sched.simulator import simulate
-from charm_sched.strategies import check_params
-from charm_sched.topology import load_topology
-from charm_sched.verifier import verify
+from charm_sched.topology.graph import load_topology
 from charm_sched.workload import Workload
 
 NAMES = ("domain_mesh", "mesh", "pass_q", "ulysses", "usp")

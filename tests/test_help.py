@@ -17,7 +17,7 @@ from unittest import mock
 import pytest
 
 from charm_sched import cli, lab, run, topo
-from charm_sched.masks import MASK_FORMS
+from charm_sched.masks.mask import MASK_FORMS
 from charm_sched.workload import MODELS
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -30,7 +30,7 @@ HEAVY = (
     "simpy",
     "yaml",
     "rich",
-    "charm_sched.plans",
+    "charm_sched.plans.plan",
 )
 MAINS: dict[str, Callable[[Sequence[str]], int]] = {
     "charm-plan": cli.plan_main,

@@ -10,13 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import brute, irregular
 
+from charm_sched.bounds.limits import Limits, check
 from charm_sched.errors import StrategyError, TopologyError
-from charm_sched.limits import Limits, check
 from charm_sched.planners import PLANNERS
-from charm_sched.plans import DIRECTIONS, Plan, Schedule
-from charm_sched.search import plan, plan_all
+from charm_sched.plans.plan import DIRECTIONS, Plan, Schedule
+from charm_sched.proof.verifier import verify
+from charm_sched.search.planning import plan, plan_all
 from charm_sched.simulator import simulate
-from charm_sched.verifier import verify
 
 REASONED = re.compile(r"expected .*found", re.DOTALL)
 UNHURRIED = {"deadline": None, "suppress_health_check": list(HealthCheck)}

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from charm_sched import Workload, load_topology
-from charm_sched.jitter import jitter, jittered
-from charm_sched.results import Comparison
-from charm_sched.search import plan_all
+from charm_sched.search.planning import plan_all
+from charm_sched.search.results import Comparison
+from charm_sched.what_if.jitter import jitter, jittered
 
 
 @pytest.fixture(scope="module")

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from support import brute, cases
 
 from charm_sched.errors import StrategyError
-from charm_sched.ops import Transfer
 from charm_sched.partition import Partition
 from charm_sched.planners import PLANNERS
 from charm_sched.planners.cycles import are_disjoint_cycles, hamiltonian_cycles
 from charm_sched.planners.double_ring import _kv_slots
-from charm_sched.plans import ATTEND, Plan
-from charm_sched.search import plan, plan_all
+from charm_sched.planners.strategies import build, residents
+from charm_sched.plans.ops import Transfer
+from charm_sched.plans.plan import ATTEND, Plan
+from charm_sched.proof.verifier import verify
+from charm_sched.search.planning import plan, plan_all
 from charm_sched.simulator import simulate
-from charm_sched.strategies import build, residents
-from charm_sched.topology import Topology, load_topology
-from charm_sched.verifier import verify
+from charm_sched.topology.graph import Topology, load_topology
 from charm_sched.workload import Workload
 
 NAMES = ("all_gather", "double_ring", "reverse_ring", "tasp")

@@ -11,9 +11,9 @@ import pytest
 from charm_sched import Workload, load_topology, plan, simulate, verify
 from charm_sched.cli import plan_main
 from charm_sched.errors import PlanError, WorkloadError
-from charm_sched.layouts import Layout, group_workload, plan_layout
-from charm_sched.plans import Plan, Schedule
-from charm_sched.side_by_side import packed, side_by_side
+from charm_sched.plans.plan import Plan, Schedule
+from charm_sched.plans.side_by_side import packed, side_by_side
+from charm_sched.what_if.layouts import Layout, group_workload, plan_layout
 
 WORK = Workload(seq_len=1024, heads=8, kv_heads=4, head_dim=16)
 CHOICES = {"strategies": ("ring", "charm"), "directions": ("forward", "backward")}

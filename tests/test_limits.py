@@ -11,13 +11,13 @@ from rich.console import Console
 from support.machines import small_shipped
 
 from charm_sched import Partition, Workload, load_topology, plan, plan_all
-from charm_sched.assess import assess
-from charm_sched.bounds import Bound
-from charm_sched.limits import BoundError, Limits, check, machine_limits, moves_keys
-from charm_sched.plans import Plan
-from charm_sched.render import show
-from charm_sched.report import document
-from charm_sched.results import Comparison
+from charm_sched.bounds.bound import Bound
+from charm_sched.bounds.limits import BoundError, Limits, check, machine_limits, moves_keys
+from charm_sched.commands.assess import assess
+from charm_sched.plans.plan import Plan
+from charm_sched.render.comparison import show
+from charm_sched.report.documents import document
+from charm_sched.search.results import Comparison
 from charm_sched.simulator import simulate
 from charm_sched.topo import main
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charm_sched.areas import row_set_areas
 from charm_sched.errors import WorkloadError
-from charm_sched.items import Item, ItemInterner
-from charm_sched.mask_blocks import Block
-from charm_sched.masks import Mask, area, parse_mask
+from charm_sched.masks.areas import row_set_areas
+from charm_sched.masks.blocks import Block
+from charm_sched.masks.mask import Mask, area, parse_mask
 from charm_sched.partition import rows_of
+from charm_sched.plans.items import Item, ItemInterner
 from charm_sched.workload import Workload
 
 SEQ_LEN = 19

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from support import cases
 
 from charm_sched.errors import WorkloadError
-from charm_sched.masks import Mask, area, parse_mask
+from charm_sched.masks.mask import Mask, area, parse_mask
 
 SEQ_LEN = 23
 

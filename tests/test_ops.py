@@ -5,9 +5,9 @@ from hypothesis import given
 from support import cases
 
 from charm_sched.errors import PlanError
-from charm_sched.items import Item, parse_item
-from charm_sched.ops import parse_op
-from charm_sched.plans import Plan
+from charm_sched.plans.items import Item, parse_item
+from charm_sched.plans.ops import parse_op
+from charm_sched.plans.plan import Plan
 
 
 @given(cases.plans())

@@ -6,14 +6,14 @@ from argparse import ArgumentParser
 
 import pytest
 
-from charm_sched.errors import WorkloadError
-from charm_sched.options import (
+from charm_sched.commands.options import (
     WORKLOAD_FLAGS,
     add_workload_flags,
     names_workload,
     read_workload,
     workload_of,
 )
+from charm_sched.errors import WorkloadError
 from charm_sched.workload import MODELS, Workload
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from support import brute, cases
 
 from charm_sched.errors import WorkloadError
-from charm_sched.masks import Mask
+from charm_sched.masks.mask import Mask
 from charm_sched.partition import (
     PARTITIONS,
     STRIPES,
@@ -18,8 +18,8 @@ from charm_sched.partition import (
     rows_of,
     split_rows,
 )
-from charm_sched.plans import Plan
-from charm_sched.verifier import verify
+from charm_sched.plans.plan import Plan
+from charm_sched.proof.verifier import verify
 from charm_sched.workload import Workload
 
 BY_LENGTH = [kind for kind in PARTITIONS if kind != "per-document"]

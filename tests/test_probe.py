@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from support.machines import small_shipped
 
-from charm_sched.host_cost import HostCost
-from charm_sched.probe import TIMES, Calibration, calibrate, patterns
-from charm_sched.scaling import corrected
+from charm_sched.probing.probe import TIMES, Calibration, calibrate, patterns
 from charm_sched.simulator import simulate
-from charm_sched.topology import load_topology
+from charm_sched.testbed.host_cost import HostCost
+from charm_sched.topology.graph import load_topology
+from charm_sched.topology.scaling import corrected
 
 
 def probed(

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from support.machines import small_shipped
 from support.probes import changed, probed, slowest_rate
 
-from charm_sched.probe_numbers import ClassFit
-from charm_sched.probe_report import differences, document, undetermined, unexplained
-from charm_sched.probe_result import Found, fit_alone, second_look, together
-from charm_sched.probe_write import calibrated
-from charm_sched.probing import MATRIX_RANKS, Traffic, choose_traffic
-from charm_sched.topology import load_topology
+from charm_sched.probing.numbers import ClassFit
+from charm_sched.probing.report import differences, document, undetermined, unexplained
+from charm_sched.probing.result import Found, fit_alone, second_look, together
+from charm_sched.probing.whole_machine import MATRIX_RANKS, Traffic, choose_traffic
+from charm_sched.probing.write import calibrated
+from charm_sched.topology.graph import load_topology
 
 PCIE = load_topology("dual_numa_pcie")
 NVLINK = load_topology("dual_node_nvlink")

@@ -12,12 +12,12 @@ from support.probes import changed, probed
 
 from charm_sched import cli, topo
 from charm_sched.errors import TopologyError
-from charm_sched.probe_numbers import Unexplained
-from charm_sched.probe_write import calibrated, check_output, save
-from charm_sched.profiles import source_of
-from charm_sched.search import plan
-from charm_sched.storage import save_plan
-from charm_sched.topology import load_topology
+from charm_sched.plans.storage import save_plan
+from charm_sched.probing.numbers import Unexplained
+from charm_sched.probing.write import calibrated, check_output, save
+from charm_sched.search.planning import plan
+from charm_sched.topology.graph import load_topology
+from charm_sched.topology.profiles import source_of
 from charm_sched.workload import Workload
 
 PCIE = load_topology("dual_numa_pcie")

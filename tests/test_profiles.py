@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from charm_sched.errors import TopologyError
-from charm_sched.profiles import ComputeProfile, KernelRate, source_of
+from charm_sched.topology.profiles import ComputeProfile, KernelRate, source_of
 
 
 def rate(direction: str, head_dim: int, causal: bool, tflops: float, **more: object) -> KernelRate:

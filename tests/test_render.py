@@ -9,12 +9,12 @@ from rich.console import Console
 from support.machines import small_shipped
 
 from charm_sched import load_topology
-from charm_sched.options import device_names
-from charm_sched.render_tables import fitting, names_of
-from charm_sched.render_timeline import Bar, condense, joined
-from charm_sched.render_topology import LEGEND, device_lines, domain_tree, listing, ranges
-from charm_sched.sweep import Point, verdict
-from charm_sched.timeline import Level
+from charm_sched.commands.options import device_names
+from charm_sched.render.tables import fitting, names_of
+from charm_sched.render.timeline import Bar, condense, joined
+from charm_sched.render.topology import LEGEND, device_lines, domain_tree, listing, ranges
+from charm_sched.timelines.timeline import Level
+from charm_sched.what_if.lengths import Point, verdict
 
 
 def printed(renderable: object, *, width: int = 80, encoding: str = "utf-8") -> str:

@@ -11,9 +11,15 @@ import pytest
 from support.machines import small_shipped
 
 from charm_sched import Workload, load_topology, plan_all
-from charm_sched.assess import assess
-from charm_sched.report import combined, document, tiers, topology_report, workload_document
-from charm_sched.results import Comparison
+from charm_sched.commands.assess import assess
+from charm_sched.report.documents import (
+    combined,
+    document,
+    tiers,
+    topology_report,
+    workload_document,
+)
+from charm_sched.search.results import Comparison
 
 NUMBER, TEXT, COUNT = (int, float), (str,), (int,)
 RESULT = {

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.machines import cluster, link, nvlink_node, parse, section
 
 from charm_sched.errors import TopologyError
-from charm_sched.topology import Route, Topology
+from charm_sched.topology.graph import Route, Topology
 
 
 def parts_on(topology: Topology, route: Route) -> list[str]:

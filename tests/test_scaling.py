@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 from support.machines import small_shipped
 
-from charm_sched.plans import Plan, Schedule
-from charm_sched.scaling import corrected, scaled, weightless
-from charm_sched.search import plan
+from charm_sched.plans.plan import Plan, Schedule
+from charm_sched.search.planning import plan
 from charm_sched.simulator import simulate
-from charm_sched.topology import load_topology
+from charm_sched.topology.graph import load_topology
+from charm_sched.topology.scaling import corrected, scaled, weightless
 from charm_sched.workload import Workload
 
 WORK = Workload(seq_len=4096, heads=4, kv_heads=4, head_dim=64, mask="causal")

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from charm_sched.errors import StrategyError, TopologyError, WorkloadError
-from charm_sched.plans import Plan, Schedule
-from charm_sched.results import fits
-from charm_sched.search import plan, plan_all
-from charm_sched.topology import Topology, load_topology
-from charm_sched.verifier import verify
+from charm_sched.plans.plan import Plan, Schedule
+from charm_sched.proof.verifier import verify
+from charm_sched.search.planning import plan, plan_all
+from charm_sched.search.results import fits
+from charm_sched.topology.graph import Topology, load_topology
 from charm_sched.workload import Workload
 
 

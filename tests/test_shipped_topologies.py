@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 import yaml
 
-from charm_sched.topology import Topology, json_schema, load_topology, shipped_names
+from charm_sched.topology.graph import Topology, json_schema, load_topology, shipped_names
 
 FOLDER = Path(__file__).parent.parent / "topologies"
 NODES = {  # devices, tiers, GB/s out of a node, of the port of a device

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from support import cases
 
 from charm_sched.errors import PlanError, PlanFileError
-from charm_sched.plans import Plan, Schedule
-from charm_sched.search import plan as make_plan
-from charm_sched.storage import load_plan, plan_suffix, save_plan
-from charm_sched.topology import load_topology
+from charm_sched.plans.plan import Plan, Schedule
+from charm_sched.plans.storage import load_plan, plan_suffix, save_plan
+from charm_sched.search.planning import plan as make_plan
+from charm_sched.topology.graph import load_topology
 from charm_sched.workload import Workload
 
 

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charm_sched import load_topology
-from charm_sched.bounds import Bound
+from charm_sched.bounds.bound import Bound
+from charm_sched.commands.what_if import machine_at
 from charm_sched.errors import CharmSchedError
-from charm_sched.sweep_axis import Axis, read_axis
-from charm_sched.sweep_values import Sample, run_sweep, samples_of, words
-from charm_sched.what_if import machine_at
+from charm_sched.what_if.sweep_axis import Axis, read_axis
+from charm_sched.what_if.sweep_values import Sample, run_sweep, samples_of, words
 
 
 def test_lengths_are_doubled() -> None:

@@ -12,21 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import machines
 
-from charm_sched import search_symmetric
-from charm_sched.builder import Builder
 from charm_sched.errors import PlanError, StrategyError
 from charm_sched.partition import Partition
 from charm_sched.planners.charm import charm
 from charm_sched.planners.charm_folded import charm_folded
 from charm_sched.planners.ring import ring
-from charm_sched.plans import Plan, program
-from charm_sched.search import plan_all
+from charm_sched.plans.builder import Builder
+from charm_sched.plans.plan import Plan, program
+from charm_sched.plans.storage import load_plan, save_plan
+from charm_sched.plans.symmetry import Symmetry, expand
+from charm_sched.plans.symmetry_machine import SymmetryError, crossings, is_invariant
+from charm_sched.proof.verifier import verify
+from charm_sched.search import symmetric as search_symmetric
+from charm_sched.search.planning import plan_all
 from charm_sched.simulator import simulate
-from charm_sched.storage import load_plan, save_plan
-from charm_sched.symmetry import Symmetry, expand
-from charm_sched.symmetry_machine import SymmetryError, crossings, is_invariant
-from charm_sched.topology import Topology
-from charm_sched.verifier import verify
+from charm_sched.topology.graph import Topology
 from charm_sched.workload import Workload
 
 Planner = Callable[..., None]
@@ -281,7 +281,7 @@ class TestSearch:
 
     @pytest.fixture(autouse=True)
     def _small(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("charm_sched.search.MOST_EXPLICIT", 40)
+        monkeypatch.setattr("charm_sched.search.planning.MOST_EXPLICIT", 40)
 
     def test_it_finds_what_the_explicit_search_finds(self, monkeypatch: pytest.MonkeyPatch) -> None:
         work = Workload(seq_len=64 * 48, heads=4, kv_heads=2, head_dim=64, mask="full")
@@ -290,7 +290,7 @@ class TestSearch:
             ("ring", 2), ("charm", 16),
         }  # fmt: skip
         assert "by symmetry" in few.why
-        monkeypatch.setattr("charm_sched.search.MOST_EXPLICIT", 10**6)
+        monkeypatch.setattr("charm_sched.search.planning.MOST_EXPLICIT", 10**6)
         params = {"remerge": False}
         everyone = plan_all(
             pods(), work, strategies=("ring", "charm"), directions=("forward",), params=params,

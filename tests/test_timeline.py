@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from charm_sched.builder import Builder
 from charm_sched.errors import SimulationError
 from charm_sched.partition import Partition
 from charm_sched.planners.ring import ring
-from charm_sched.plans import Plan
+from charm_sched.plans.builder import Builder
+from charm_sched.plans.plan import Plan
 from charm_sched.simulator import simulate
-from charm_sched.timeline import Level, Timeline
-from charm_sched.topology import Topology
+from charm_sched.timelines.timeline import Level, Timeline
+from charm_sched.topology.graph import Topology
 from charm_sched.workload import Workload
 
 

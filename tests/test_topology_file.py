@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from support.machines import HEAD, link, parse, section
 
 from charm_sched.errors import TopologyError
-from charm_sched.topology import Topology, load_topology, shipped_names
-from charm_sched.topology_file import parse_topology
-from charm_sched.topology_spec import MAX_PARTS
-from charm_sched.topology_yaml import MAX_DEPTH
+from charm_sched.topology.file import parse_topology
+from charm_sched.topology.graph import Topology, load_topology, shipped_names
+from charm_sched.topology.spec import MAX_PARTS
+from charm_sched.topology.yaml_tree import MAX_DEPTH
 
 GOOD = """\
 schema: charm-sched/topology
@@ -575,7 +575,7 @@ def test_any_text_is_read_or_one_error(text: str) -> None:
 
 def test_importing_is_cheap() -> None:
     code = (
-        "import sys, charm_sched.topology; "
+        "import sys, charm_sched.topology.graph; "
         "print(*{'numpy', 'networkx', 'scipy', 'yaml'} & set(sys.modules))"
     )
     done = subprocess.run(

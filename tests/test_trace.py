@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from charm_sched.builder import Builder
 from charm_sched.partition import Partition
-from charm_sched.plans import Plan
-from charm_sched.timeline import Timeline
-from charm_sched.trace import trace_document, write_trace
+from charm_sched.plans.builder import Builder
+from charm_sched.plans.plan import Plan
+from charm_sched.timelines.timeline import Timeline
+from charm_sched.timelines.trace import trace_document, write_trace
 from charm_sched.workload import Workload
 
 

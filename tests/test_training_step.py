@@ -11,10 +11,10 @@ from charm_sched import Workload, load_topology
 from charm_sched.cli import plan_main
 from charm_sched.errors import WorkloadError
 from charm_sched.models import model_layers
-from charm_sched.render_step import verdict
-from charm_sched.results import Comparison
-from charm_sched.search import plan_all
-from charm_sched.training_step import StepCase, TrainingStep, training_step
+from charm_sched.render.step import verdict
+from charm_sched.search.planning import plan_all
+from charm_sched.search.results import Comparison
+from charm_sched.what_if.training_step import StepCase, TrainingStep, training_step
 from charm_sched.workload import MODELS
 
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from support import brute, cases
 
 from charm_sched.errors import CharmSchedError, PlanError
-from charm_sched.items import HOME, Item
-from charm_sched.ops import Attend, Merge, Op, Transfer
-from charm_sched.plans import Plan, program
-from charm_sched.storage import with_ops
-from charm_sched.verifier import verify
+from charm_sched.plans.items import HOME, Item
+from charm_sched.plans.ops import Attend, Merge, Op, Transfer
+from charm_sched.plans.plan import Plan, program
+from charm_sched.plans.storage import with_ops
+from charm_sched.proof.verifier import verify
 
 
 @given(cases.plans())
@@ -378,8 +378,8 @@ def _kept(plan: Plan, *residents: tuple[int, Item, int]) -> Plan:
     """Give a plan with other residents."""
     from dataclasses import replace
 
-    from charm_sched.items import ItemInterner
-    from charm_sched.plans import Residents
+    from charm_sched.plans.items import ItemInterner
+    from charm_sched.plans.plan import Residents
 
     intern = ItemInterner()
     for number in range(len(plan.items)):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from charm_sched.builder import Builder
 from charm_sched.errors import PlanError
 from charm_sched.partition import Partition
-from charm_sched.plans import Plan
-from charm_sched.waits import Waits, find_waits
+from charm_sched.plans.builder import Builder
+from charm_sched.plans.plan import Plan
+from charm_sched.proof.waits import Waits, find_waits
 from charm_sched.workload import Workload
 
 

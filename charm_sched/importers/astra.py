@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from charm_sched.importers.facts import Edge, Network
 from charm_sched.importers.reading import MAX_PARTS, Source, has_line, read_yaml
-from charm_sched.topology_reader import Cursor
+from charm_sched.topology.reader import Cursor
 
 GIBI = float(2**30)
 SHAPES = ("Ring", "Switch", "FullyConnected")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from charm_sched.importers.facts import Edge, Network
 from charm_sched.importers.reading import MAX_PARTS, Source, has_line, read_yaml
-from charm_sched.topology_reader import Cursor
+from charm_sched.topology.reader import Cursor
 
 COMPUTE = ("npu", "xpu", "gpu")
 RATES = {

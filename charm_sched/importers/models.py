@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, replace
 
 from charm_sched.errors import TopologyError
-from charm_sched.profiles import ComputeProfile
+from charm_sched.topology.profiles import ComputeProfile
 
 TERA, GIGA = 1e12, 1e9
 OVERHEAD = 5e-6
@@ -63,7 +63,7 @@ class Model:
     def profile(self) -> ComputeProfile:
         """Return how it computes."""
         if self.shipped:
-            from charm_sched.topology import load_topology
+            from charm_sched.topology.graph import load_topology
 
             known = load_topology(self.shipped).devices[0].compute
             return replace(known, name=self.profile_name)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from charm_sched.errors import TopologyError
-from charm_sched.topology_reader import Cursor
-from charm_sched.topology_yaml import shorten
+from charm_sched.topology.reader import Cursor
+from charm_sched.topology.yaml_tree import shorten
 
 MAX_BYTES = 16 * 2**20
 MAX_YAML = 2**20  # characters; YAML is slow to read
@@ -106,7 +106,7 @@ def read_yaml(source: Source) -> Cursor:
     Raises:
         TopologyError: no YAML, or too much of it.
     """
-    from charm_sched import topology_yaml
+    from charm_sched.topology import yaml_tree as topology_yaml
 
     if len(source.text) > MAX_YAML:
         source.fail(f"at most {MAX_YAML // 2**20} MiB of YAML", "more")

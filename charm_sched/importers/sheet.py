@@ -8,7 +8,7 @@ from typing import Any
 
 from charm_sched import units
 from charm_sched.importers.choices import Figure
-from charm_sched.profiles import ComputeProfile
+from charm_sched.topology.profiles import ComputeProfile
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from charm_sched.importers.facts import Network
 from charm_sched.importers.reading import Source, has_line, read_yaml
 from charm_sched.importers.slurm import Tree
-from charm_sched.topology_reader import Cursor
+from charm_sched.topology.reader import Cursor
 
 KINDS = ("tree", "block", "flat", "ring", "torus3d")
 

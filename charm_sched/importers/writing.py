@@ -9,11 +9,11 @@ from typing import Any
 from charm_sched.errors import TopologyError
 from charm_sched.importers.naming import ranges
 from charm_sched.importers.sheet import Entry, Section, Sheet
-from charm_sched.profiles import ComputeProfile
-from charm_sched.topology import Topology
-from charm_sched.topology_document import profile_document
-from charm_sched.topology_file import parse_topology
-from charm_sched.topology_spec import SCHEMA, VERSION
+from charm_sched.topology.document import profile_document
+from charm_sched.topology.file import parse_topology
+from charm_sched.topology.graph import Topology
+from charm_sched.topology.profiles import ComputeProfile
+from charm_sched.topology.spec import SCHEMA, VERSION
 
 MARK = "written by charm-topo import"
 _WIDTH = 98

@@ -8,8 +8,6 @@ from __future__ import annotations
 import numpy as np
 
 from charm_sched.arrays import Ints
-from charm_sched.builder import Builder
-from charm_sched.items import HOME
 from charm_sched.planners.cells import seconds_of
 from charm_sched.planners.exchange import cut_steps, link_passages, moved_items
 from charm_sched.planners.hierarchy import Line, Path
@@ -17,6 +15,8 @@ from charm_sched.planners.machine import Machine
 from charm_sched.planners.messages import Messages
 from charm_sched.planners.sittings import Cell, Sitting, Stay, Work, order_attends
 from charm_sched.planners.timetable import Lanes, Passage, lock_together
+from charm_sched.plans.builder import Builder
+from charm_sched.plans.items import HOME
 
 LOCAL, CROSS = "compute", "compute-cross"
 OWN = -1

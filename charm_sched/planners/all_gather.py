@@ -17,10 +17,10 @@ from __future__ import annotations
 import numpy as np
 
 from charm_sched.arrays import Ints
-from charm_sched.builder import Builder
 from charm_sched.errors import StrategyError
-from charm_sched.items import HOME
 from charm_sched.partition import split_rows
+from charm_sched.plans.builder import Builder
+from charm_sched.plans.items import HOME
 
 ALGORITHMS = ("ring", "direct")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from charm_sched.arrays import Ints
-from charm_sched.builder import Builder
+from charm_sched.plans.builder import Builder
 
 
 class Begun:

@@ -18,7 +18,7 @@ from charm_sched.arrays import Bools, Floats, Ints
 from charm_sched.partition import Rows, count_rows, rows_of, split_rows
 
 if TYPE_CHECKING:
-    from charm_sched.builder import Builder
+    from charm_sched.plans.builder import Builder
 
 MOST_RUNS = 4
 """Shards of more runs than this are not told apart by run: kernels would become too small."""

@@ -24,9 +24,7 @@ from __future__ import annotations
 import numpy as np
 
 from charm_sched.arrays import Ints
-from charm_sched.builder import Builder
 from charm_sched.errors import StrategyError
-from charm_sched.items import HOME
 from charm_sched.planners.agenda import Agenda
 from charm_sched.planners.cells import Cells
 from charm_sched.planners.charm_backward import write_backward
@@ -35,6 +33,8 @@ from charm_sched.planners.hierarchy import Tree
 from charm_sched.planners.machine import machine_of
 from charm_sched.planners.messages import Messages, suitable_pieces
 from charm_sched.planners.sittings import Stay, allot_slots
+from charm_sched.plans.builder import Builder
+from charm_sched.plans.items import HOME
 
 
 def charm(

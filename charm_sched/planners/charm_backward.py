@@ -16,12 +16,12 @@ from typing import TypeAlias
 import numpy as np
 
 from charm_sched.arrays import Floats, Ints
-from charm_sched.items import HOME
 from charm_sched.planners.agenda import LOCAL, OWN, Agenda
 from charm_sched.planners.exchange import moved_items
 from charm_sched.planners.hierarchy import Path
 from charm_sched.planners.sittings import Cell, Key, Sitting, Stay, allot_slots
 from charm_sched.planners.timetable import Passage
+from charm_sched.plans.items import HOME
 
 
 @dataclass(slots=True)

@@ -14,9 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from charm_sched.arrays import Ints
-from charm_sched.builder import Builder
 from charm_sched.errors import StrategyError
-from charm_sched.items import HOME
 from charm_sched.partition import Partition, Rows
 from charm_sched.planners.agenda import CROSS, LOCAL, OWN, Agenda
 from charm_sched.planners.cells import Cells
@@ -24,6 +22,8 @@ from charm_sched.planners.charm import _kv_slots
 from charm_sched.planners.hierarchy import Line, Path, Tree, leaves
 from charm_sched.planners.machine import Machine, machine_of
 from charm_sched.planners.messages import MOST_RANKS_TOPPED_UP, Messages, suitable_pieces
+from charm_sched.plans.builder import Builder
+from charm_sched.plans.items import HOME
 
 
 def charm_folded(b: Builder, *, pieces: int = 0, lanes: int = 0, remerge: bool = False) -> None:

@@ -24,9 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from charm_sched.arrays import Bools, Floats, Ints
-from charm_sched.builder import Builder
 from charm_sched.errors import StrategyError
-from charm_sched.items import HOME
 from charm_sched.planners.domain_order import Kernel, Tile, order_kernels
 from charm_sched.planners.domain_shape import Shape, choose_shape, domains_of, two_tiers
 from charm_sched.planners.domain_tile import Pieces, Side, sides_of
@@ -35,6 +33,8 @@ from charm_sched.planners.machine import Machine, machine_of
 from charm_sched.planners.slots import Slots
 from charm_sched.planners.tiles import shard_bytes
 from charm_sched.planners.timetable import Lanes, Passage
+from charm_sched.plans.builder import Builder
+from charm_sched.plans.items import HOME
 
 ACROSS, INSIDE = 0, 1
 WAIT = 0.05

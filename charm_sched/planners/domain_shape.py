@@ -22,8 +22,8 @@ from charm_sched.planners.tiles import shard_bytes
 from charm_sched.planners.timetable import Pace
 
 if TYPE_CHECKING:
-    from charm_sched.builder import Builder
     from charm_sched.planners.machine import Machine
+    from charm_sched.plans.builder import Builder
 
 MOST_PAIRS = 2**17
 """Pairs of operands in all kernels: with more, a plan takes long to simulate and to prove."""

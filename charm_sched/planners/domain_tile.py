@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from charm_sched.arrays import Bools, Ints
-from charm_sched.items import KINDS, KV_AXIS
 from charm_sched.partition import split_rows
 from charm_sched.planners.domain_shape import SIDES, Shape
+from charm_sched.plans.items import KINDS, KV_AXIS
 
 if TYPE_CHECKING:
-    from charm_sched.builder import Builder
+    from charm_sched.plans.builder import Builder
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

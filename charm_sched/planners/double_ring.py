@@ -20,11 +20,11 @@ from __future__ import annotations
 import numpy as np
 
 from charm_sched.arrays import Ints
-from charm_sched.builder import Builder
 from charm_sched.errors import StrategyError
 from charm_sched.planners.begun import Begun
 from charm_sched.planners.hierarchy import Tree, leaves
 from charm_sched.planners.machine import machine_of
+from charm_sched.plans.builder import Builder
 
 KV_SLOTS = 4
 

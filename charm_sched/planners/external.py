@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from charm_sched.errors import CharmSchedError, StrategyError
 
 if TYPE_CHECKING:
-    from charm_sched.builder import Builder
+    from charm_sched.plans.builder import Builder
 
 Planner = Callable[..., None]
 

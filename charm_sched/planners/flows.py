@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from charm_sched.arrays import Bools, Floats, Ints
-from charm_sched.builder import Builder
 from charm_sched.planners.cells import Cells
 from charm_sched.planners.exchange import wanted_cells
 from charm_sched.planners.hierarchy import Line
+from charm_sched.plans.builder import Builder
 
 
 class Flows:

@@ -17,13 +17,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from charm_sched.arrays import Ints
-from charm_sched.builder import Builder
 from charm_sched.errors import StrategyError
-from charm_sched.items import HOME
 from charm_sched.partition import Rows
 from charm_sched.planners.begun import Begun
 from charm_sched.planners.head_chunks import Heads, KeyHeads, chunk_heads
 from charm_sched.planners.slots import Slots, padded
+from charm_sched.plans.builder import Builder
+from charm_sched.plans.items import HOME
 
 Operands = list[tuple[int, int]]
 

@@ -23,7 +23,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from charm_sched.arrays import Ints
-from charm_sched.topology import Domain
+from charm_sched.topology.graph import Domain
 
 Tree: TypeAlias = int | Sequence["Tree"]
 Path: TypeAlias = tuple[tuple[int, int, int], ...]

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from charm_sched.arrays import Floats
-from charm_sched.builder import Builder
 from charm_sched.errors import StrategyError
 from charm_sched.planners.hierarchy import Tree, leaves, tree_of
 from charm_sched.planners.timetable import Pace
+from charm_sched.plans.builder import Builder
 
 if TYPE_CHECKING:
-    from charm_sched.topology import Domain, Topology
+    from charm_sched.topology.graph import Domain, Topology
 
 
 @dataclass(frozen=True, kw_only=True)

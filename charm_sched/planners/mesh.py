@@ -19,12 +19,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from charm_sched.arrays import Bools, Ints
-from charm_sched.builder import Builder
-from charm_sched.items import HOME
 from charm_sched.planners.hierarchy import Tree
 from charm_sched.planners.machine import machine_of
 from charm_sched.planners.slots import Slots
 from charm_sched.planners.tiles import Tile, choose_tile, order_tile
+from charm_sched.plans.builder import Builder
+from charm_sched.plans.items import HOME
 
 
 def mesh(

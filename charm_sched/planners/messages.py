@@ -6,13 +6,13 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from charm_sched.builder import Builder
 from charm_sched.partition import count_rows
 from charm_sched.planners.cells import Cells
 from charm_sched.planners.flows import balance
 from charm_sched.planners.hierarchy import Line, direct_lines, exchange_lines, is_even
 from charm_sched.planners.loads import Loads
 from charm_sched.planners.machine import Machine
+from charm_sched.plans.builder import Builder
 
 MOST_PIECES = 9
 MOST_SUBS = 256  # ranks times sub-pieces

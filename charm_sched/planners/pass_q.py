@@ -19,10 +19,10 @@ from __future__ import annotations
 import numpy as np
 
 from charm_sched.arrays import Bools, Ints
-from charm_sched.builder import Builder
 from charm_sched.errors import StrategyError
-from charm_sched.items import HOME
 from charm_sched.planners.slots import Slots
+from charm_sched.plans.builder import Builder
+from charm_sched.plans.items import HOME
 
 
 def pass_q(b: Builder, *, direct: bool = True, pieces: int = 2) -> None:

@@ -22,8 +22,8 @@ from __future__ import annotations
 import numpy as np
 
 from charm_sched.arrays import Ints
-from charm_sched.builder import Builder
 from charm_sched.planners.ring import write_forward
+from charm_sched.plans.builder import Builder
 
 FORWARD_SLOTS = 3
 

@@ -8,8 +8,8 @@ backward KV takes ``P - 1`` hops and the gradient of KV travels behind it, ``P``
 
 from __future__ import annotations
 
-from charm_sched.builder import Builder
 from charm_sched.planners.begun import Begun
+from charm_sched.plans.builder import Builder
 
 
 def ring(b: Builder) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from charm_sched.arrays import Ints
-from charm_sched.builder import Builder
-from charm_sched.items import HOME
+from charm_sched.plans.builder import Builder
+from charm_sched.plans.items import HOME
 
 
 class Slots:

@@ -13,9 +13,9 @@ from charm_sched.partition import count_rows
 from charm_sched.planners.hierarchy import Tree, leaves
 
 if TYPE_CHECKING:
-    from charm_sched.builder import Builder
     from charm_sched.planners.machine import Machine
     from charm_sched.planners.timetable import Pace
+    from charm_sched.plans.builder import Builder
 
 SIDES = ("queries", "keys")
 

@@ -16,9 +16,9 @@ results do everywhere here, where the codes send complete outputs in the dtype o
 
 from __future__ import annotations
 
-from charm_sched.builder import Builder
 from charm_sched.errors import StrategyError
 from charm_sched.planners.head_exchange import write_head_exchange
+from charm_sched.plans.builder import Builder
 
 
 def ulysses(b: Builder, *, chunks: int = 1, save: bool = False) -> None:

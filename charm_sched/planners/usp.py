@@ -17,11 +17,11 @@ from math import gcd
 import numpy as np
 
 from charm_sched.arrays import Ints
-from charm_sched.builder import Builder
 from charm_sched.errors import StrategyError
 from charm_sched.planners.head_exchange import write_head_exchange
 from charm_sched.planners.hierarchy import Tree, leaves
 from charm_sched.planners.machine import machine_of
+from charm_sched.plans.builder import Builder
 
 INSIDE = ("ulysses", "ring")
 

@@ -28,7 +28,7 @@ from charm_sched.testbed.paths import (
     static_routes,
 )
 from charm_sched.testbed.shaping import Flow, Shaper
-from charm_sched.topology import Link, Topology
+from charm_sched.topology.graph import Link, Topology
 
 Role: TypeAlias = Literal["device", "port", "switch", "medium"]
 

@@ -20,7 +20,7 @@ from charm_sched.testbed.blueprint import Blueprint, blueprint
 from charm_sched.testbed.network import Testbed
 from charm_sched.testbed.paths import find_routes
 from charm_sched.testbed.traffic import Traffic
-from charm_sched.topology import Topology
+from charm_sched.topology.graph import Topology
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

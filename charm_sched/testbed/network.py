@@ -33,7 +33,7 @@ from charm_sched.testbed.commands import (
 from charm_sched.testbed.paths import Pair
 from charm_sched.testbed.shaping import Shaper, cut_line, rate_lines, restore_line
 from charm_sched.testbed.verify import verify
-from charm_sched.topology import Topology
+from charm_sched.topology.graph import Topology
 
 _NAME = re.compile(r"charm-(\d+)-([0-9a-f]+)-[0-9a-f]+-\w+")
 

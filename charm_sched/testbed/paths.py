@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from charm_sched.errors import TopologyError
-from charm_sched.topology import Route, Topology
+from charm_sched.topology.graph import Route, Topology
 
 Pair: TypeAlias = tuple[str, str]  # source and destination device
 

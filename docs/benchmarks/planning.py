@@ -14,9 +14,9 @@ from pathlib import Path
 from charm_sched import Workload
 from charm_sched.partition import Partition
 from charm_sched.planners import PLANNERS
-from charm_sched.strategies import build
-from charm_sched.topology import load_topology, shipped_names
-from charm_sched.verifier import verify
+from charm_sched.planners.strategies import build
+from charm_sched.proof.verifier import verify
+from charm_sched.topology.graph import load_topology, shipped_names
 
 ROOT = Path(__file__).parents[2]
 COMMAND = "import sys; from charm_sched.cli import plan_main; sys.exit(plan_main(sys.argv[1:]))"
@@ -64,8 +64,8 @@ def auto() -> None:
 
 def many(nodes: int) -> None:
     """Print what ``auto`` chooses for 1M tokens on many nodes: `dual_node_h800` with more."""
-    from charm_sched.limits import Limits
-    from charm_sched.search import plan_all
+    from charm_sched.bounds.limits import Limits
+    from charm_sched.search.planning import plan_all
 
     out, start = sys.stdout.write, time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:

@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from charm_sched import Workload, load_topology, plan_all, simulate
-from charm_sched.plans import DIRECTIONS
-from charm_sched.results import Comparison, Result
-from charm_sched.scaling import corrected
-from charm_sched.topology import Topology
+from charm_sched.plans.plan import DIRECTIONS
+from charm_sched.search.results import Comparison, Result
+from charm_sched.topology.graph import Topology
+from charm_sched.topology.scaling import corrected
 from charm_sched.units import format_bandwidth, format_rate, parse_bandwidth, parse_rate
 from tests.benchmarks.paper_reuse import shared
 from tests.benchmarks.paper_stops import Stop, fullest, stop_of

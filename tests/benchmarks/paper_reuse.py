@@ -14,17 +14,18 @@ from unittest import mock
 
 import numpy as np
 
-from charm_sched import search_trials, verifier
-from charm_sched.limits import Limits
+from charm_sched.bounds.limits import Limits
+from charm_sched.proof import verifier
+from charm_sched.search import trials as search_trials
 from charm_sched.simulator import engine
 
 if TYPE_CHECKING:
     from charm_sched.partition import Partition
     from charm_sched.planners.external import Planner
-    from charm_sched.plans import Plan
-    from charm_sched.timeline import Timeline
-    from charm_sched.topology import Topology
-    from charm_sched.verifier import Verified
+    from charm_sched.plans.plan import Plan
+    from charm_sched.proof.verifier import Verified
+    from charm_sched.timelines.timeline import Timeline
+    from charm_sched.topology.graph import Topology
     from charm_sched.workload import Workload
 
 
@@ -60,7 +61,7 @@ class Shared:
         self.made = self.given = 0
 
     def limits(self, topology: Topology, workload: Workload, devices: Sequence[str]) -> Limits:
-        """Stand for the class `charm_sched.limits.Limits`, which keeps what it found itself."""
+        """Stand for `charm_sched.bounds.limits.Limits`, which keeps what it found itself."""
         key = (topology.digest, repr(workload), tuple(devices))
         if key not in self._limits:
             self._limits[key] = Limits(topology, workload, devices)
@@ -78,7 +79,7 @@ class Shared:
         topology: Topology,
         **more: Any,
     ) -> Plan:
-        """Stand for `charm_sched.strategies.build`."""
+        """Stand for `charm_sched.planners.strategies.build`."""
         self.given += 1
         facts = (repr(sorted(params.items())), tuple(saved), *sorted(more.items()))
         key = (name, repr(workload), topology.digest, partition, *facts)
@@ -97,7 +98,7 @@ class Shared:
         return found
 
     def verify(self, plan: Plan, workload: Workload) -> Verified:
-        """Stand for `charm_sched.verifier.verify`, with plans that `build` gave."""
+        """Stand for `charm_sched.proof.verifier.verify`, with plans that `build` gave."""
         if id(plan) not in self._proved:
             self._proved[id(plan)] = self._verify(plan, workload)
         return self._proved[id(plan)]

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from charm_sched.arrays import Bools, Floats
-from charm_sched.plans import TRANSFER
-from charm_sched.timeline import Timeline
-from charm_sched.topology import Capacity
+from charm_sched.plans.plan import TRANSFER
+from charm_sched.timelines.timeline import Timeline
+from charm_sched.topology.graph import Capacity
 
 KERNELS = "kernels"
 PORT = "port"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-from charm_sched.plans import DIRECTIONS
+from charm_sched.plans.plan import DIRECTIONS
 from tests.benchmarks.paper_cases import (
     ABLATIONS,
     ABSTRACT,

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from charm_sched.plans import Plan
-    from charm_sched.topology import Topology
+    from charm_sched.plans.plan import Plan
+    from charm_sched.topology.graph import Topology
     from charm_sched.workload import Workload
 
 ROOT = Path(__file__).parents[2]
@@ -37,8 +37,8 @@ Document = dict[str, Any]
 
 def machine(name: str) -> Topology:
     """Give a machine: a shipped name, or ``rails:PODS:NODES`` cut out of the shipped rails."""
-    from charm_sched.topology import load_topology
-    from charm_sched.topology_file import parse_topology
+    from charm_sched.topology.file import parse_topology
+    from charm_sched.topology.graph import load_topology
 
     if not name.startswith("rails:"):
         return load_topology(name)
@@ -94,10 +94,10 @@ class Laps:
 
 def build_plan(topology: Topology, strategy: str, *, folded: bool) -> Plan:
     """Plan one forward, explicitly or by symmetry."""
-    from charm_sched.builder import Builder
     from charm_sched.partition import Partition
     from charm_sched.planners import PLANNERS
-    from charm_sched.search_symmetric import FOLDED, symmetry_of
+    from charm_sched.plans.builder import Builder
+    from charm_sched.search.symmetric import FOLDED, symmetry_of
 
     work, devices = workload(topology), topology.device_names
     shards = Partition.contiguous(work.seq_len, len(devices))
@@ -112,8 +112,8 @@ def build_plan(topology: Topology, strategy: str, *, folded: bool) -> Plan:
 
 def plan_case(name: str, strategy: str, kind: str) -> Document:
     """Plan, prove and simulate one forward; ``kind`` is explicit, irregular or folded."""
+    from charm_sched.proof.verifier import verify
     from charm_sched.simulator import simulate
-    from charm_sched.verifier import verify
 
     lap = Laps()
     with lap("load"):
@@ -160,9 +160,9 @@ def star_case(hosts: int) -> Document:
 
 def star(hosts: int) -> tuple[Topology, Plan]:
     """Give hosts with 50 GiB/s to a switch, and a transfer for each pair of them."""
-    from charm_sched.builder import Builder
     from charm_sched.partition import Partition
-    from charm_sched.topology import Topology
+    from charm_sched.plans.builder import Builder
+    from charm_sched.topology.graph import Topology
     from charm_sched.workload import Workload
 
     card = {"peak": {"bf16": "1 TFLOP/s"}, "efficiency": 1.0, "overhead": "0 s"}

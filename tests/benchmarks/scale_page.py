@@ -60,7 +60,7 @@ def write_page(run: Run) -> None:
         _growth(uneven),
         "## By symmetry\n",
         "Operations of representatives alone, each for all its translates\n"
-        "(`charm_sched/symmetry.py`). `rows` are what is planned, proved and simulated;\n"
+        "(`charm_sched/plans/symmetry.py`). `rows` are what is planned, proved and simulated;\n"
         "`operations` what they stand for.\n",
         *_plan_table([*small, *large]),
         *_agreement(explicit, small),

@@ -7,7 +7,7 @@ import time
 import pytest
 from support import cases
 
-from charm_sched.verifier import verify
+from charm_sched.proof.verifier import verify
 
 
 def seconds(strategy: str, ranks: int, params: dict[str, object]) -> tuple[float, int]:

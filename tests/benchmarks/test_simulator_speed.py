@@ -8,13 +8,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from charm_sched.builder import Builder
 from charm_sched.cost import Costs, op_seconds
 from charm_sched.partition import Partition
 from charm_sched.planners.ring import ring
-from charm_sched.plans import Plan
+from charm_sched.plans.builder import Builder
+from charm_sched.plans.plan import Plan
 from charm_sched.simulator import engine, simulate
-from charm_sched.topology import Topology
+from charm_sched.topology.graph import Topology
 from charm_sched.workload import Workload
 
 pytestmark = pytest.mark.benchmark

@@ -19,14 +19,14 @@ from typing import Any
 
 from charm_sched import Workload, class_bound, load_topology, plan, simulate
 from charm_sched.cost import op_seconds
-from charm_sched.experiment import Experiment, experiment, laboratory, probe
 from charm_sched.planners import PLANNERS
-from charm_sched.plans import ATTEND, Plan
-from charm_sched.scaling import scaled, weightless
-from charm_sched.search import AUTO
+from charm_sched.plans.plan import ATTEND, Plan
+from charm_sched.search.planning import AUTO
 from charm_sched.testbed import Testbed
 from charm_sched.testbed.capacity import Carrying, choose_scale, measure_carrying
-from charm_sched.topology import Topology
+from charm_sched.testbed.experiment import Experiment, experiment, laboratory, probe
+from charm_sched.topology.graph import Topology
+from charm_sched.topology.scaling import scaled, weightless
 from tests.benchmarks.testbed_page import ByHand, Share, page
 from tests.support import plain_ring
 

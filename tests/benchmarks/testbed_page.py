@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from datetime import date
 from typing import NamedTuple
 
-from charm_sched.experiment import Experiment, Trial
-from charm_sched.render_lab import markdown
+from charm_sched.render.lab import markdown
+from charm_sched.testbed.experiment import Experiment, Trial
 
 PAGE = """\
 # Predictions against real transfers

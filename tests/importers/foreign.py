@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from charm_sched.importers.build import Given, Imported, import_texts
 from charm_sched.importers.choices import Choices
 from charm_sched.importers.reading import Source, decode
-from charm_sched.topology import Topology
-from charm_sched.topology_file import parse_topology
+from charm_sched.topology.file import parse_topology
+from charm_sched.topology.graph import Topology
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from charm_sched.importers import nccl_xml as xml_reader
 from charm_sched.importers.choices import Choices
 from charm_sched.importers.grouping import partitions
 from charm_sched.importers.merge import differences
-from charm_sched.topology import load_topology
-from charm_sched.topology_text import write_topology
+from charm_sched.topology.graph import load_topology
+from charm_sched.topology.text import write_topology
 
 MODULES = [
     f"charm_sched.importers.{module.name}" for module in pkgutil.iter_modules(importers.__path__)

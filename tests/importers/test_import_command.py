@@ -12,7 +12,7 @@ from foreign import Box, matrix, nccl_xml
 
 from charm_sched.cli import plan_main
 from charm_sched.topo import main
-from charm_sched.topology import load_topology
+from charm_sched.topology.graph import load_topology
 
 TEXT = matrix(Box([[2], [2]]))
 

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from charm_sched.builder import Builder
-from charm_sched.masks import Mask, parse_mask
+from charm_sched.masks.mask import Mask, parse_mask
 from charm_sched.partition import Partition
 from charm_sched.planners import PLANNERS
-from charm_sched.plans import Plan, Schedule
+from charm_sched.plans.builder import Builder
+from charm_sched.plans.plan import Plan, Schedule
+from charm_sched.proof.verifier import verify
 from charm_sched.runtime.kernels import choose_kernel
 from charm_sched.runtime.memory import Slots
 from charm_sched.runtime.numerics import DTYPES
@@ -22,7 +23,6 @@ from charm_sched.runtime.rebinding import rebound_plan
 from charm_sched.runtime.sharding import join, shard
 from charm_sched.runtime.tiles import Cutter
 from charm_sched.runtime.together import Exchange, run_together
-from charm_sched.verifier import verify
 from charm_sched.workload import Workload
 
 Planner = Callable[..., None]

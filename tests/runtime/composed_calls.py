@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 from charm_sched.errors import CharmSchedError
-from charm_sched.plans import Schedule
+from charm_sched.plans.plan import Schedule
 from charm_sched.runtime import attention, packed_mask, positions, shard, unshard
 from charm_sched.workload import Workload
 

@@ -8,9 +8,9 @@ from itertools import count
 
 import numpy as np
 
-from charm_sched.builder import Builder
-from charm_sched.items import HOME
 from charm_sched.partition import Rows, split_rows
+from charm_sched.plans.builder import Builder
+from charm_sched.plans.items import HOME
 
 
 def query_moving(b: Builder) -> None:

@@ -9,7 +9,7 @@ import attention_cases as cases
 import torch
 from custom_planners import query_moving, scattered
 
-from charm_sched.plans import Schedule
+from charm_sched.plans.plan import Schedule
 from charm_sched.runtime import attention, shard, unshard
 from charm_sched.runtime.recording import Recorder
 from charm_sched.workload import Workload

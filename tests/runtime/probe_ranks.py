@@ -19,7 +19,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from charm_sched.errors import RuntimeFailure
-from charm_sched.probing import Traffic
+from charm_sched.probing.whole_machine import Traffic
 from charm_sched.runtime import probe
 
 RANKS = 3

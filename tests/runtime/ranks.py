@@ -30,7 +30,7 @@ from composed_calls import changing_masks, composed, meshed, refused_masks
 from differing_calls import PLANNERS, WAIT, agreed_before, cannot, make, run, simple
 
 from charm_sched.errors import CharmSchedError
-from charm_sched.plans import Schedule
+from charm_sched.plans.plan import Schedule
 from charm_sched.runtime import attention, compute, shard, unshard
 from charm_sched.runtime.execution import Execution
 from charm_sched.runtime.gloo import GlooTransport

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from charm_sched.errors import RuntimeFailure
-from charm_sched.plans import Schedule
+from charm_sched.plans.plan import Schedule
 from charm_sched.runtime import attention
 from charm_sched.runtime.checks import (
     check_gradient,

@@ -11,9 +11,9 @@ import torch
 from custom_planners import query_moving, scattered
 from support.cases import ranks_for
 
-from charm_sched.builder import Builder
 from charm_sched.partition import PARTITIONS, Partition
 from charm_sched.planners import PLANNERS
+from charm_sched.plans.builder import Builder
 from charm_sched.runtime.sharding import join, shard
 from charm_sched.workload import Workload
 

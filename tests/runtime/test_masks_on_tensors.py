@@ -14,14 +14,14 @@ import torch
 from support.cases import ranks_for
 
 from charm_sched.errors import PlanError, RuntimeFailure, WorkloadError
-from charm_sched.masks import Mask, parse_mask
+from charm_sched.masks.mask import Mask, parse_mask
 from charm_sched.planners import PLANNERS
+from charm_sched.proof.verifier import verify
 from charm_sched.runtime import packed_mask
 from charm_sched.runtime.checks import check_dropout
 from charm_sched.runtime.prepare import prepare
 from charm_sched.runtime.rebinding import chosen_mask, rebound_plan, shows_no_more
 from charm_sched.runtime.tiles import Cutter
-from charm_sched.verifier import verify
 from charm_sched.workload import Workload
 
 EXACT = 1e-10

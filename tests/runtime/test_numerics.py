@@ -18,7 +18,7 @@ from support.cases import ranks_for
 from torch import Tensor
 
 from charm_sched.planners import PLANNERS
-from charm_sched.plans import Schedule
+from charm_sched.plans.plan import Schedule
 from charm_sched.runtime.numerics import merge_into
 from charm_sched.workload import Workload
 

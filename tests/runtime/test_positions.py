@@ -6,8 +6,8 @@ import attention_cases as cases
 import pytest
 import torch
 
-from charm_sched.builder import Builder
 from charm_sched.partition import PARTITIONS, Partition
+from charm_sched.plans.builder import Builder
 from charm_sched.runtime import packed_mask, positions, shard
 from charm_sched.runtime.sharding import join
 from charm_sched.workload import Workload

@@ -15,7 +15,7 @@ import torch
 
 import charm_sched
 from charm_sched.errors import RuntimeFailure
-from charm_sched.probing import Traffic
+from charm_sched.probing.whole_machine import Traffic
 from charm_sched.runtime import probe
 
 PAIR = Traffic(name="a -> b", role="pair", pairs=((0, 1),), sizes=(8, 64))

@@ -10,13 +10,13 @@ import pytest
 import torch
 from custom_planners import scattered
 
-from charm_sched.builder import Builder
 from charm_sched.errors import PlanError, RuntimeFailure
-from charm_sched.hazards import find_hazards
-from charm_sched.items import Item
 from charm_sched.partition import Partition
 from charm_sched.planners import PLANNERS
-from charm_sched.plans import TRANSFER, Residents, program
+from charm_sched.plans.builder import Builder
+from charm_sched.plans.items import Item
+from charm_sched.plans.plan import TRANSFER, Residents, program
+from charm_sched.proof.hazards import find_hazards
 from charm_sched.runtime.layout import layout_of, window_in
 from charm_sched.runtime.numerics import Precision
 from charm_sched.runtime.prepare import head_runs, prepare

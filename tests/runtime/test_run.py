@@ -16,10 +16,10 @@ from rich.console import Console
 
 import charm_sched
 from charm_sched.planners import PLANNERS
-from charm_sched.render_run import show
+from charm_sched.render.run import show
 from charm_sched.run import _choose, _parser, long_work
 from charm_sched.runtime.trial import dense_attention, draw_tensors
-from charm_sched.search_explore import SAME
+from charm_sched.search.explore import SAME
 from charm_sched.workload import Workload
 
 pytestmark = pytest.mark.distributed

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from charm_sched.errors import StrategyError
-from charm_sched.masks import Mask
+from charm_sched.masks.mask import Mask
 from charm_sched.partition import count_rows
 from charm_sched.runtime import packed_mask
 from charm_sched.workload import Workload

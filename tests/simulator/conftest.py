@@ -7,10 +7,10 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from charm_sched.builder import Builder
 from charm_sched.partition import Partition
-from charm_sched.plans import Plan
-from charm_sched.topology import Topology
+from charm_sched.plans.builder import Builder
+from charm_sched.plans.plan import Plan
+from charm_sched.topology.graph import Topology
 from charm_sched.workload import Workload
 
 Machine: TypeAlias = Callable[..., Topology]

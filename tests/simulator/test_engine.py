@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from charm_sched.builder import Builder
 from charm_sched.errors import PlanError, SimulationError
-from charm_sched.host_cost import HostCost
 from charm_sched.partition import Partition
 from charm_sched.planners.ring import ring
-from charm_sched.plans import TRANSFER, Plan
+from charm_sched.plans.builder import Builder
+from charm_sched.plans.plan import TRANSFER, Plan
 from charm_sched.simulator import bulk, engine, maxmin, network, simulate
-from charm_sched.topology import Topology
+from charm_sched.testbed.host_cost import HostCost
+from charm_sched.topology.graph import Topology
 from charm_sched.workload import Workload
 
 Machine = Callable[..., Topology]

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from charm_sched.errors import SimulationError
-from charm_sched.plans import Plan
+from charm_sched.plans.plan import Plan
 from charm_sched.simulator import simulate
-from charm_sched.topology import Topology
+from charm_sched.topology.graph import Topology
 
 Machine = Callable[..., Topology]
 Moves = Callable[..., Plan]

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from charm_sched.plans import TRANSFER, Plan
+from charm_sched.plans.plan import TRANSFER, Plan
 from charm_sched.simulator import simulate
-from charm_sched.topology import Topology
+from charm_sched.topology.graph import Topology
 
 Machine = Callable[..., Topology]
 Moves = Callable[..., Plan]

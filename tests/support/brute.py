@@ -1,7 +1,7 @@
 """A plan executed token by token, op after op, with slots as real memory.
 
 Written without a look at `hazards` or `verifier`: it knows just what the docstring of
-`charm_sched.plans` says. Slow and plain on purpose.
+`charm_sched.plans.plan` says. Slow and plain on purpose.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from charm_sched.items import HOME, Item
-from charm_sched.ops import Attend, Merge, Transfer
-from charm_sched.plans import Plan
+from charm_sched.plans.items import HOME, Item
+from charm_sched.plans.ops import Attend, Merge, Transfer
+from charm_sched.plans.plan import Plan
 
 COPIED = ("q", "kv", "g")
 Triple = tuple[int, int, int]

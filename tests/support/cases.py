@@ -8,12 +8,12 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from charm_sched.builder import Builder
 from charm_sched.partition import PARTITIONS, Partition
 from charm_sched.planners import PLANNERS
 from charm_sched.planners.hierarchy import Tree, leaves
-from charm_sched.plans import DIRECTIONS, Plan
-from charm_sched.search import build, residents
+from charm_sched.plans.builder import Builder
+from charm_sched.plans.plan import DIRECTIONS, Plan
+from charm_sched.search.planning import build, residents
 from charm_sched.workload import Workload
 
 TREES: tuple[Tree, ...] = (

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from charm_sched.partition import Partition
 from charm_sched.planners import PLANNERS
 from charm_sched.planners.hierarchy import Tree
-from charm_sched.plans import DIRECTIONS, Plan
-from charm_sched.search import build, residents
-from charm_sched.topology import Topology
+from charm_sched.plans.plan import DIRECTIONS, Plan
+from charm_sched.search.planning import build, residents
+from charm_sched.topology.graph import Topology
 from charm_sched.workload import Workload
 from support.cases import HEADS, masks, partitions, trees
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from hypothesis import strategies as st
 
-from charm_sched.topology import Domain, Topology, shipped_names
-from charm_sched.topology_file import parse_topology
+from charm_sched.topology.file import parse_topology
+from charm_sched.topology.graph import Domain, Topology, shipped_names
 
 HEAD = """\
 schema: charm-sched/topology

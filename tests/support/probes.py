@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from charm_sched.probe_result import Found, find, second_look, together
-from charm_sched.probing import Traffic, choose_traffic, default_largest
+from charm_sched.probing.result import Found, find, second_look, together
+from charm_sched.probing.whole_machine import Traffic, choose_traffic, default_largest
 from charm_sched.simulator.maxmin import max_min_rates
-from charm_sched.topology import Topology
+from charm_sched.topology.graph import Topology
 
 Change = Callable[[dict[str, Any]], None]
 REPEAT = 3

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from charm_sched.topology import Topology
+from charm_sched.topology.graph import Topology
 
 Machine: TypeAlias = Callable[..., Topology]
 

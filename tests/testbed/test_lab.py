@@ -11,13 +11,13 @@ import pytest
 
 from charm_sched import lab as command
 from charm_sched.cost import op_seconds
-from charm_sched.experiment import Experiment, experiment, laboratory, probe
-from charm_sched.faults import action, finish_disturbed, parse_fault
-from charm_sched.plans import Plan
-from charm_sched.scaling import scaled
-from charm_sched.search import plan
+from charm_sched.plans.plan import Plan
+from charm_sched.search.planning import plan
 from charm_sched.testbed import missing
-from charm_sched.topology import load_topology
+from charm_sched.testbed.experiment import Experiment, experiment, laboratory, probe
+from charm_sched.testbed.faults import action, finish_disturbed, parse_fault
+from charm_sched.topology.graph import load_topology
+from charm_sched.topology.scaling import scaled
 from charm_sched.workload import Workload
 
 pytest.importorskip("torch")

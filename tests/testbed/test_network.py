@@ -22,7 +22,7 @@ from charm_sched.testbed import capacity, requirements, scripts
 from charm_sched.testbed.commands import FOLDER, TestbedError, inside, query
 from charm_sched.testbed.network import Testbed, sweep_leftovers
 from charm_sched.testbed.traffic import Traffic, connect, measure
-from charm_sched.topology import Topology, load_topology
+from charm_sched.topology.graph import Topology, load_topology
 
 Machine = Callable[..., Topology]
 Pairs = Sequence[tuple[str, str]]
@@ -271,7 +271,7 @@ def builder() -> Iterator[subprocess.Popen[str]]:
     code = """
         import signal
         from charm_sched.testbed.network import Testbed
-        from charm_sched.topology import load_topology
+        from charm_sched.topology.graph import load_topology
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever started us may ignore them
         signal.signal(signal.SIGINT, signal.default_int_handler)
         with Testbed(load_topology("single_node_nvlink"), scale=1e-4) as bed:

@@ -14,7 +14,7 @@ from charm_sched.testbed.blueprint import Blueprint, Hop, blueprint
 from charm_sched.testbed.capacity import Carrying, choose_scale
 from charm_sched.testbed.scripts import ip_lines, tc_lines
 from charm_sched.testbed.shaping import PAYLOAD, WIRE
-from charm_sched.topology import Topology, load_topology
+from charm_sched.topology.graph import Topology, load_topology
 
 Wire: TypeAlias = tuple[str, str, dict[str, Any]]
 

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 from charm_sched.cost import op_seconds
-from charm_sched.plans import ATTEND, Plan
-from charm_sched.scaling import scaled
-from charm_sched.search import plan
+from charm_sched.plans.plan import ATTEND, Plan
+from charm_sched.search.planning import plan
 from charm_sched.testbed import missing
-from charm_sched.topology import load_topology
+from charm_sched.topology.graph import load_topology
+from charm_sched.topology.scaling import scaled
 from charm_sched.workload import Workload
 
 pytest.importorskip("torch")
 from support import plain_ring
 
-from charm_sched.experiment import laboratory
+from charm_sched.testbed.experiment import laboratory
 
 REASON = missing()
 pytestmark = [

@@ -9,7 +9,7 @@ import pytest
 
 from charm_sched import topo
 from charm_sched.testbed import missing
-from charm_sched.topology import load_topology
+from charm_sched.topology.graph import load_topology
 
 pytest.importorskip("torch")
 

@@ -1,0 +1,1 @@
+"""What the commands share, and what each does with its arguments."""

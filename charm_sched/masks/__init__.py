@@ -1,0 +1,1 @@
+"""Attention masks as intervals of keys, and the exact work under them."""

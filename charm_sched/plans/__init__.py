@@ -1,0 +1,1 @@
+"""The plan: one immutable table of operations, how it is written, stored and repeated."""

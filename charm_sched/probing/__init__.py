@@ -1,0 +1,1 @@
+"""Probing: what transfers on the real machine say about its links."""

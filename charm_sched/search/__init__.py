@@ -1,0 +1,1 @@
+"""Strategies and their parameters, compared by simulation."""

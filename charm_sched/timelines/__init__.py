@@ -1,0 +1,1 @@
+"""Start and end of each operation, and what follows from them."""

@@ -1,0 +1,1 @@
+"""The machine: files read strictly into a graph of devices, switches and links, and changed."""

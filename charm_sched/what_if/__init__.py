@@ -1,0 +1,1 @@
+"""Other machines, lengths and layouts; why a plan takes as long as it does."""
