@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,13 @@ from hypothesis import strategies as st
 from support import brute, cases
 
 from charm_sched.errors import StrategyError
+from charm_sched.partition import Partition
 from charm_sched.planners import PLANNERS
 from charm_sched.planners.domain_order import Tile, order_kernels
 from charm_sched.planners.head_chunks import chunk_heads
 from charm_sched.planners.hierarchy import Tree
 from charm_sched.planners.machine import machine_of
-from charm_sched.planners.strategies import check_params
+from charm_sched.planners.strategies import build, check_params
 from charm_sched.planners.tiles import choose_tile, order_tile
 from charm_sched.plans.ops import Attend, Transfer
 from charm_sched.plans.plan import ATTEND, TRANSFER, Plan
@@ -30,6 +32,7 @@ from charm_sched.topology.graph import load_topology
 from charm_sched.workload import Workload
 
 NAMES = ("domain_mesh", "mesh", "pass_q", "ulysses", "usp")
+TOPOLOGIES = Path(__file__).parent.parent / "topologies"
 TWO_BY_EIGHT: Tree = [list(range(8)), list(range(8, 16))]
 
 
@@ -303,6 +306,33 @@ def test_a_domain_that_waits_for_nothing_attends_its_own_last() -> None:
         ((0,), (0,)), ((1,), (0, 1)), ((2,), (0, 1)), ((0,), (1,)),
     ]  # fmt: skip
     assert kernels[-1].end == pytest.approx(6 + 4 * 0.01)
+
+
+def test_gradients_that_cross_do_not_pile_up_at_the_end(tmp_path: Path) -> None:
+    """64 nodes: one row attends a column in half of the time in which its gradients cross."""
+    two = (TOPOLOGIES / "dual_node_h800.yaml").read_text()
+    (tmp_path / "nodes.yaml").write_text(two.replace("node0..1", "node0..63"))
+    topology = load_topology(tmp_path / "nodes.yaml")
+    work = Workload(seq_len=2**20, mask="full")
+    made = build(
+        PLANNERS["domain_mesh"], "domain_mesh", work, Partition.contiguous(work.seq_len, 512),
+        direction="backward", topology=topology, devices=topology.device_names,
+    )  # fmt: skip
+    line = simulate(made, topology)
+    assert line.exposed_comm < 0.01 * line.makespan
+
+
+def test_rows_attended_in_the_end_take_columns_in_turn_together() -> None:
+    """Bundle after bundle with all of them, the lowest number first."""
+    tile = Tile(
+        seconds=np.ones((3, 3)), rows=np.zeros(3), columns=np.array([0.0, 0.5, 0.5]),
+        kinds=np.zeros((3, 3), np.int64), own=np.array([True, True, False]),
+        bundles=np.array([3, 1, 2]), overhead=0.0, least=3.0,
+    )  # fmt: skip
+    kernels = order_kernels(tile)
+    assert [(kernel.rows, kernel.columns) for kernel in kernels] == [
+        ((2,), (0,)), ((2,), (1, 2)), ((0, 1), (1,)), ((0, 1), (2,)), ((0, 1), (0,)),
+    ]  # fmt: skip
 
 
 def test_pass_q_moves_queries_and_returns_results() -> None:

@@ -211,7 +211,6 @@ class _DomainMesh:
 
     def _tile(self, arrivals: dict[str, Floats]) -> Tile:
         """Describe the tile of any rank, with mean times."""
-        queries, _ = self.sides
         across = [
             np.repeat(np.arange(side.across), side.inside * self.pieces.count)
             for side in self.sides
@@ -222,10 +221,8 @@ class _DomainMesh:
         )
         mean = float(self.pieces.areas.mean()) * float(self.machine.triple_seconds.mean())
         pairs = self.allowed[np.ix_(*across)]
-        own = np.zeros((queries.across, queries.inside, self.pieces.count), bool)
-        own[0, 0] = True
-        bundles = across[1] if self.b.direction == "backward" else np.zeros_like(across[1])
         seconds = pairs * heads * mean
+        own, bundles = self._last(seconds, across[1])
         latest = max(float(found.max()) for found in arrivals.values())
         spare = (float(seconds.sum()) - latest) / SPARE
         return Tile(
@@ -233,11 +230,32 @@ class _DomainMesh:
             rows=arrivals["queries"].ravel(),
             columns=arrivals["keys"].ravel(),
             kinds=(home & self.split).astype(np.int64),
-            own=own.ravel(),
+            own=own,
             bundles=bundles,
             overhead=self.machine.overhead,
             least=max(KERNELS * self.machine.overhead, spare),
         )
+
+    def _last(self, seconds: Floats, across: Ints) -> tuple[Bools, Ints]:
+        """Give the rows that are attended last, and which columns they take in turn.
+
+        Forward: a rank's own. Backward: all rows of its domain, where the gradients of one domain's
+        keys take longer to leave than its own row attends the next domain's. The domain whose
+        gradients are soonest home goes last.
+        """
+        queries, keys = self.sides
+        own = np.zeros((queries.across, queries.inside, self.pieces.count), bool)
+        own[0, 0] = True
+        if self.b.direction == "forward" or keys.across == 1:
+            return own.ravel(), np.zeros_like(across)
+        inner, outer = self.paces[INSIDE].bandwidth, self.paces[ACROSS].bandwidth
+        home, inside = ((keys.inside - 1) * self._size(keys, t, 1, back=True) for t in (0, 1))
+        crossing = self._size(keys, 1, 0, back=True) / outer
+        row = float(seconds[own.ravel()].sum()) / keys.across
+        own[0, : 1 if row >= self.pieces.count * crossing else None] = True
+        turns = np.arange(keys.across)
+        turns[0] = keys.across if home / inner < inside / inner + crossing else 0
+        return own.ravel(), turns[across]
 
     def _attends(self, side: Side, kind: str, place: tuple[int, int, int], share: Ints) -> Bools:
         """Say whether each rank attends a part of the heads of a place, ``[ranks]``."""

@@ -34,9 +34,9 @@ class Tile:
         rows: When each row's queries arrive, seconds.
         columns: When each column's keys arrive, seconds.
         kinds: Pairs of one kernel are of one kind, ``[rows, columns]``.
-        own: The rows whose results stay on the rank.
-        bundles: Backward: columns whose gradients leave together; own rows take them in turn.
-            Otherwise all 0.
+        own: The rows that are attended last, since their results stay on the rank or near it.
+        bundles: Backward: columns whose gradients leave together; own rows take them in turn, the
+            lowest number first. Otherwise all 0.
         overhead: Seconds per kernel call.
         least: Seconds that a kernel takes at least, where there is that much to do.
     """
@@ -82,7 +82,9 @@ def _row(tile: Tile, todo: Bools, there: Bools, first: list[int]) -> int:
     """Choose the row to attend."""
     seconds = (tile.seconds * there).sum(axis=1)
     pays = there.any(axis=1) & ((seconds >= tile.least) | ~(todo & ~there).any(axis=1))
-    for rows in ([r for r in first if not tile.own[r]], [r for r in first if tile.own[r]]):
+    bundles = np.where(there, tile.bundles, len(tile.columns)).min(axis=1)
+    own = sorted((row for row in first if tile.own[row]), key=lambda row: bundles[row])
+    for rows in ([r for r in first if not tile.own[r]], own):
         found = next((row for row in rows if pays[row]), None)
         if found is None:
             found = max(rows, key=lambda row: seconds[row], default=None)
@@ -94,10 +96,22 @@ def _row(tile: Tile, todo: Bools, there: Bools, first: list[int]) -> int:
 def _columns(tile: Tile, row: int, there: Bools) -> Ints:
     """Choose the columns of a row to attend together."""
     columns = np.flatnonzero(there)
-    alike = columns[tile.kinds[row, columns] == tile.kinds[row, columns[0]]]
-    if tile.own[row]:
-        alike = alike[tile.bundles[alike] == tile.bundles[alike[0]]]
-    return alike
+    if not tile.own[row]:
+        return columns[tile.kinds[row, columns] == tile.kinds[row, columns[0]]]
+    return _of_bundle(tile, row, columns, int(tile.bundles[columns].min()))
+
+
+def _of_bundle(tile: Tile, row: int, columns: Ints, bundle: int) -> Ints:
+    """Give those of some columns that are of a bundle, and of one kind."""
+    found = columns[tile.bundles[columns] == bundle]
+    return found[tile.kinds[row, found] == tile.kinds[row, found[:1]]]
+
+
+def _alike(tile: Tile, row: int, there: Ints, columns: Ints) -> Ints:
+    """Give the columns of another row that would go with some of a row."""
+    if not tile.own[row]:
+        return there[tile.kinds[row, there] == tile.kinds[row, there[0]]]
+    return _of_bundle(tile, row, there, int(tile.bundles[columns[0]]))
 
 
 def _company(tile: Tile, there: Bools, row: int, columns: Ints, first: list[int]) -> list[int]:
@@ -109,7 +123,7 @@ def _company(tile: Tile, there: Bools, row: int, columns: Ints, first: list[int]
             other != row
             and tile.own[other] == tile.own[row]
             and len(here) >= len(columns)
-            and np.array_equal(_columns(tile, other, there[other]), columns)
+            and np.array_equal(_alike(tile, other, here, columns), columns)
             and tile.kinds[other, columns[0]] == tile.kinds[row, columns[0]]
         )
         more = float(tile.seconds[other, columns].sum())
