@@ -20,7 +20,7 @@ from charm_sched.plans.builder import Builder
 from charm_sched.plans.plan import Plan, Schedule, residents_of
 from charm_sched.search import trials as search_trials
 from charm_sched.search.explore import SAME
-from charm_sched.search.planning import plan, plan_all
+from charm_sched.search.planning import PROMISING, plan, plan_all
 from charm_sched.search.results import Comparison
 from charm_sched.search.trials import PlannerError, plan_floor
 from charm_sched.simulator import simulate
@@ -207,3 +207,19 @@ def test_what_leaves_is_verified_and_what_loses_is_not(
     handed = {id(r.plan) for r in [*compared.results, *compared.chosen.values()]}
     assert {id(made) for made in seen} == handed
     assert compared.simulated > len(seen)
+
+
+def test_many_ranks_are_planned_with_what_is_promising(
+    topology: Topology, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above the limit: first parameters, one partition, and the rest only where it is named."""
+    monkeypatch.setattr("charm_sched.search.planning.MOST_THOROUGH", 3)
+    compared = plan_all(topology, SHORT, strategies=("auto",), ranks=4)
+    names = {row.strategy for row in compared.results}
+    assert "ring" in names
+    assert names <= set(PROMISING)
+    assert len({row.partition for row in compared.results}) == 1
+    left = {one.strategy for one in compared.not_tried if "more than 3 ranks" in one.reason}
+    assert left == set(PLANNERS) - set(PROMISING)
+    named = plan_all(topology, SHORT, strategies=("double_ring",), ranks=4)
+    assert {row.strategy for row in named.results} == {"double_ring"}

@@ -18,6 +18,7 @@ from charm_sched.planners.strategies import (
     KEEPING,
     MOST_OPERATIONS,
     alike,
+    distinct,
     may_keep,
     residents,
     takes,
@@ -112,8 +113,12 @@ class Explorer:
         """Try candidates of one direction that keep nothing and start from nothing."""
         name, kind = ideas[0].strategy, ideas[0].partition
         others = self._others(direction, kind)
+        ranks = len(self._bench.devices)
         return self._try(
-            [replace(idea, direction=direction) for idea in ideas],
+            [
+                replace(ideas[0], params=params, direction=direction)
+                for params in distinct([idea.params for idea in ideas], direction, ranks)
+            ],
             self._bench.floors(name, direction, kind),
             lambda: self._standing.to_beat(direction, kind, others),
         )

@@ -31,6 +31,8 @@ BASELINE = "ring"
 AUTO, ALL = "auto", "all"
 PROMISING = (BASELINE, "domain_mesh", "charm", "mesh", "usp")
 """What ``auto`` tries first: the sooner a good plan is found, the more others need no trial."""
+MOST_THOROUGH = 256
+"""Ranks up to which a search tries all that it knows; plans of more take seconds each."""
 
 
 def plan(
@@ -67,9 +69,11 @@ def plan(
 
     Raises:
         StrategyError: The strategy is unknown, or cannot serve the workload.
-        WorkloadError: Unknown partition or direction, or both ``ranks`` and ``devices``.
+        WorkloadError: Unknown partition or direction, no memory at all, or both ``ranks`` and
+            ``devices``.
         TopologyError: Unknown devices, or fewer than ``ranks``.
     """
+    _check_memory(memory)
     chosen, directions = choose_devices(topology, ranks, devices), _directions(direction)
     if len(chosen) > MOST_EXPLICIT:
         return plan_symmetric(
@@ -83,6 +87,11 @@ def plan(
         params,
     )
     return search.comparison((strategy,), baseline=False).schedule()
+
+
+def _check_memory(memory: float | None) -> None:
+    if memory is not None and not 0 < memory < float("inf"):
+        raise WorkloadError(f"memory: expected bytes above zero, found {memory:g}")
 
 
 def _directions(direction: str) -> tuple[str, ...]:
@@ -125,11 +134,13 @@ def plan_all(
 
     Raises:
         StrategyError: No strategy can serve the workload, or a name is unknown.
-        WorkloadError: Unknown partition or direction, or both ``ranks`` and ``devices``.
+        WorkloadError: Unknown partition or direction, no memory at all, or both ``ranks`` and
+            ``devices``.
         TopologyError: Unknown devices, or fewer than ``ranks``.
     """
     if not strategies:
         raise StrategyError(f"strategy: expected at least one of {', '.join(PLANNERS)}")
+    _check_memory(memory)
     chosen = choose_devices(topology, ranks, devices)
     if len(chosen) > MOST_EXPLICIT:
         return plan_symmetric(
@@ -167,7 +178,9 @@ class _Search:
                 )
         self._bench, self._directions = bench, tuple(directions)
         self._partition, self._params = partition, dict(params or {})
-        self._thorough, self._progress = thorough, progress or (lambda text: None)
+        self._many = len(bench.devices) > MOST_THOROUGH
+        self._thorough = thorough and not self._many
+        self._progress = progress or (lambda text: None)
         self._refused: list[Refusal] = []
         self._not_tried: list[NotTried] = []
 
@@ -201,7 +214,8 @@ class _Search:
         if partition != "auto":
             self._bench.partition(partition)
             return (partition,)
-        return partitions_for(self._bench.workload)[::-1]  # contiguous, the least promising, last
+        kinds = partitions_for(self._bench.workload)[::-1]  # contiguous, the least promising, last
+        return kinds[:1] if self._many else kinds
 
     def _each(
         self,
@@ -228,10 +242,23 @@ class _Search:
         for trial in self._each({BASELINE: planners[BASELINE]}, kinds, rules):
             standing.add(trial)
         explorer = Explorer(self._bench, standing, self._rules(rules.fixed, slack=SHOWN))
-        for name in [*PROMISING[1:], *(n for n in planners if n not in PROMISING)]:
+        others = [name for name in planners if name not in PROMISING]
+        for name in [*PROMISING[1:], *([] if self._many else others)]:
             self._explore(explorer, name, planners[name], kinds)
         self._not_tried = explorer.not_tried
+        if self._many:
+            self._not_tried += self._unnamed(others, kinds[0])
         return standing.trials
+
+    def _unnamed(self, names: Sequence[str], kind: str) -> list[NotTried]:
+        """Say of strategies that they are tried for so many ranks only where they are named."""
+        reason = f"more than {MOST_THOROUGH} ranks: --strategy names it"
+        return [
+            NotTried(strategy=name, direction=direction, bound=floor, reason=reason)
+            for direction in self._directions
+            for floor in [self._bench.any_floor(direction, kind)]
+            for name in names
+        ]
 
     def _explore(
         self,

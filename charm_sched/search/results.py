@@ -62,7 +62,7 @@ class Refusal:
 
 @dataclass(frozen=True, kw_only=True)
 class NotTried:
-    """A strategy that was not simulated to its end, because it could not have been chosen.
+    """A strategy not simulated to its end: it could not have been chosen, or was not asked for.
 
     Attributes:
         strategy: Its name.

@@ -1,6 +1,6 @@
 """Measure building and proving plans, and the automatic planner; print Markdown tables.
 
-Run from a checkout: python docs/benchmarks/planning.py [auto | many NODES]
+Run from a checkout: python -m tests.benchmarks.planning [auto | many NODES]
 """
 
 import os
