@@ -103,7 +103,7 @@ def test_no_keys_move_to_where_nobody_needs_them(
 ) -> None:
     work = cases.small_workload(24, data.draw(cases.masks(24)))
     ranks = len(leaves(tree))
-    params = {"domains": tree, "pieces": pieces}
+    params = {"domains": tree, "pieces": pieces, "pairs": data.draw(st.booleans())}
     for plan in cases.both_ways("charm", ranks, work, partition, params):
         verify(plan)
         brute.run(plan)

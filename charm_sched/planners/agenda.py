@@ -9,11 +9,11 @@ import numpy as np
 
 from charm_sched.arrays import Ints
 from charm_sched.planners.cells import seconds_of
-from charm_sched.planners.exchange import cut_steps, link_passages, moved_items
+from charm_sched.planners.exchange import Step, cut_steps, link_passages, moved_items
 from charm_sched.planners.hierarchy import Line, Path
 from charm_sched.planners.machine import Machine
 from charm_sched.planners.messages import Messages
-from charm_sched.planners.sittings import Cell, Sitting, Stay, Work, order_attends
+from charm_sched.planners.sittings import Cell, Desk, Sitting, Stay, Work, order_attends
 from charm_sched.planners.timetable import Lanes, Passage, lock_together
 from charm_sched.plans.builder import Builder
 from charm_sched.plans.items import HOME
@@ -55,20 +55,28 @@ class Agenda:
         self.backward = b.direction == "backward"
         self.cells = messages.cells
         self.steps = cut_steps(messages.lines, self.cells, messages.chunks, messages.resident)
-        self.plan_passages(link_passages(self.steps, levels=levels, own_first=not self.backward))
-        self.steps.sort(key=lambda step: step.start if step.passage else -1.0)
         self.returns = (
             cut_steps(messages.returns, self.cells, messages.chunks) if self.backward else []
         )
-        lengths = [step.end - step.start for step in self.steps]
-        self.slack = float(np.mean(lengths)) if lengths else 0.0
         self.seconds = seconds_of(
             self.cells, machine.triple_seconds, machine.masked_seconds, b.workload.heads
         )
-        self.groups = self._alike()
-        self.sittings = [self._sittings(int(group[0])) for group in self.groups]
+        self.plan()
         ends = [sittings[-1].end for sittings in self.sittings if sittings]
         self.end = max([0.0, *(step.end for step in self.steps), *ends])
+
+    def plan(self) -> None:
+        """Plan the steps of KV, and what ranks attend when: the steps of all ranks alike."""
+        passages = link_passages(self.steps, levels=self.levels, own_first=not self.backward)
+        self.plan_passages(passages)
+        self.steps.sort(key=lambda step: step.start if step.passage else -1.0)
+        lengths = [step.end - step.start for step in self.steps]
+        self.slack = float(np.mean(lengths)) if lengths else 0.0
+        self.groups = self._alike()
+        self.sittings = [
+            order_attends((work for work, _ in self.works(int(group[0]))), self.desk(int(group[0])))
+            for group in self.groups
+        ]
 
     @property
     def first_slot(self) -> int:
@@ -83,12 +91,12 @@ class Agenda:
         """Give the part that a line's pieces are attended into."""
         return int(self.remerge and self.crosses(line))
 
-    def stream(self, passage: Passage) -> str:
-        """Name the stream that a passage runs on."""
+    def stream(self, depth: int, lane: int) -> str:
+        """Name the stream of a lane of a tier."""
         if not self.decouple:
             return "exchange"
-        tier = self.machine.streams[passage.depth]
-        return f"{tier}-{passage.lane + 1}" if passage.lane else tier
+        tier = self.machine.streams[depth]
+        return f"{tier}-{lane + 1}" if lane else tier
 
     def plan_passages(self, passages: list[Passage]) -> None:
         """Plan when passages run, on the lanes of their tiers."""
@@ -113,8 +121,17 @@ class Agenda:
             groups.setdefault(rows[rank].tobytes(), []).append(int(rank))
         return [np.array(group) for group in groups.values()]
 
-    def _sittings(self, rank: int) -> list[Sitting]:
-        work = self._own_work(rank)
+    def desk(self, rank: int) -> Desk:
+        """Give the desk of a rank."""
+        most = float("inf")
+        if self.backward:
+            piece = max([0.0, *self.seconds[rank].sum(axis=1)])
+            most = max(piece, KERNELS * self.machine.overhead)
+        return Desk(overhead=self.machine.overhead, mix=not self.remerge, most=most)
+
+    def works(self, rank: int) -> list[tuple[Work, Step | None]]:
+        """List what a rank attends, and the step that brings it; None where it is there."""
+        works: list[tuple[Work, Step | None]] = [(work, None) for work in self._own_work(rank)]
         kinds, seconds = self.cells.kinds[rank], self.seconds[rank]
         for number, step in enumerate(self.steps):
             owner = int(step.line.piece[rank])
@@ -126,21 +143,16 @@ class Agenda:
                 if kind:
                     found.setdefault((kind, arrives), []).append(cell)
             for (kind, arrives), cells in found.items():
-                work.append(
-                    Work(
-                        cells=tuple((number, cell) for cell in cells),
-                        ready=step.end if arrives else 0.0,
-                        seconds=float(seconds[owner, cells].sum()),
-                        crosses=crosses,
-                        kind=kind,
-                        urgency=int(not crosses) if self.backward else 0,
-                    )
+                work = Work(
+                    cells=tuple((number, cell) for cell in cells),
+                    ready=step.end if arrives else 0.0,
+                    seconds=float(seconds[owner, cells].sum()),
+                    crosses=crosses,
+                    kind=kind,
+                    urgency=int(not crosses) if self.backward else 0,
                 )
-        most = float("inf")
-        if self.backward:
-            piece = max([0.0, *seconds.sum(axis=1)])
-            most = max(piece, KERNELS * self.machine.overhead)
-        return order_attends(work, overhead=self.machine.overhead, mix=not self.remerge, most=most)
+                works.append((work, step if arrives else None))
+        return works
 
     def _own_work(self, rank: int) -> list[Work]:
         kinds, seconds = self.cells.kinds[rank, rank], self.seconds[rank, rank]
@@ -166,16 +178,17 @@ class Agenda:
         """List how long each cell that arrives at a rank is needed there."""
         passed_on: dict[tuple[Path, int], float] = {}
         for step in self.steps:
+            end = step.span(step.receiver(rank))[1]
             for cell in step.cells:
                 source = (step.line.held, cell)
-                passed_on[source] = max(passed_on.get(source, 0.0), step.end)
+                passed_on[source] = max(passed_on.get(source, 0.0), end)
         attended = {cell: sitting.end for sitting in sittings for cell in sitting.cells}
         return [
             Stay(
                 ("kv", number, step.cells[index]),
-                step.start,
+                step.span(rank)[0],
                 max(
-                    step.end,
+                    step.span(rank)[1],
                     attended.get((number, step.cells[index]), 0.0),
                     passed_on.get((step.line.got, step.cells[index]), 0.0),
                 ),
@@ -187,18 +200,16 @@ class Agenda:
     def write_exchange(self, slots: list[Ints]) -> None:
         """Write the KV transfers; ``slots`` gives the slots of each step's cells on each rank."""
         for step, slot in zip(self.steps, slots, strict=True):
-            if not step.passage:
-                continue
-            r, items = moved_items(step, self.cells.kv, step.moves)
-            self.b.transfer(
-                src=step.line.src[r],
-                dst=r,
-                items=items,
-                level=step.passage.level,
-                stream=self.stream(step.passage),
-                slot=slot[r],
-                order=step.start,
-            )
+            for lane, r, level, start in step.by_lane(step.moves):
+                self.b.transfer(
+                    src=step.line.src[r],
+                    dst=r,
+                    items=moved_items(step, self.cells.kv, step.moves, r),
+                    level=level,
+                    stream=self.stream(step.line.depth, lane),
+                    slot=slot[r],
+                    order=start,
+                )
 
     def write_attends(
         self, *, query_slot: int, key_slots: list[dict[Cell, int]] | None = None

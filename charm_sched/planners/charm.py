@@ -16,7 +16,8 @@ leaves open is decided here:
   kernels are dense rectangles.
 * A rank attends what has arrived as one kernel, in planned order of arrival (`sittings`).
 * Backward: the same lines, read backwards, bring the gradients home, summed inside a domain before
-  they cross (`charm_backward`). What has the longest way home is attended first.
+  they cross (`charm_backward`). What has the longest way home is attended first. Each message is
+  planned by itself, together with the kernels (`pair_agenda`, `dispatch`).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from charm_sched.planners.exchange import moved_items
 from charm_sched.planners.hierarchy import Tree
 from charm_sched.planners.machine import machine_of
 from charm_sched.planners.messages import Messages, suitable_pieces
+from charm_sched.planners.pair_agenda import MOST_RANKS_PAIRED, PairAgenda
 from charm_sched.planners.sittings import Stay, allot_slots
 from charm_sched.plans.builder import Builder
 from charm_sched.plans.items import HOME
@@ -44,6 +46,7 @@ def charm(
     lanes: int = 0,
     top_up: bool = True,
     apart: bool = True,
+    pairs: bool = True,
     levels: bool = True,
     decouple: bool = True,
     remerge: bool = True,
@@ -55,11 +58,12 @@ def charm(
     Args:
         b: The builder.
         pieces: Sub-pieces that each shard moves in; 0 for as many as latency allows.
-        lanes: Streams of each tier, which take turns; 0 for as many as pay.
+        lanes: Streams of each tier, which take turns; 0 for as many as pay. Not with ``pairs``.
         top_up: Let idle links between domains bring pieces to more ranks than one; with more than
             128 ranks they never do.
         apart: Choose the ways of KV and of gradients apart, link by link, where the ranks of a
             backward owe different amounts.
+        pairs: Backward: plan each message by itself, with up to 16 ranks; False: all ranks alike.
         levels: Ablation: False sends to all peers of a tier at once.
         decouple: Ablation: False ties the levels of all tiers together in one stream.
         remerge: Ablation: False computes everything in one stream, with nothing to merge.
@@ -72,8 +76,8 @@ def charm(
     for name, count in (("pieces", pieces), ("lanes", lanes)):
         if count < 0:
             raise StrategyError(f"charm: expected {name} of 0 or more, found {count}")
-    machine, work = machine_of(b, domains), b.workload
-    backward = b.direction == "backward"
+    machine, backward = machine_of(b, domains), b.direction == "backward"
+    pairs = pairs and backward and levels and decouple and b.num_ranks <= MOST_RANKS_PAIRED
     messages = Messages(
         b,
         machine,
@@ -81,9 +85,11 @@ def charm(
         lanes=lanes if levels and decouple else 1,
         top_up=top_up,
         apart=apart,
-        growth=work.row_bytes("dkv") / work.row_bytes("kv") if backward else 0.0,
+        pairs=pairs,
+        growth=b.workload.row_bytes("dkv") / b.workload.row_bytes("kv") if backward else 0.0,
     )
-    agenda = Agenda(b, machine, messages, levels=levels, decouple=decouple, remerge=remerge)
+    kind = PairAgenda if pairs else Agenda
+    agenda = kind(b, machine, messages, levels=levels, decouple=decouple, remerge=remerge)
     if backward:
         write_backward(agenda)
         return
@@ -92,10 +98,16 @@ def charm(
     agenda.write_exchange(slots)
     agenda.write_merge("o")
     if save:
-        for step, slot in zip(agenda.steps, slots, strict=True):
-            r, items = moved_items(step, agenda.cells.kv, step.moves)
-            for column in range(items.shape[1]):
-                b.keep(rank=r, items=items[:, column], slot=slot[r, column])
+        _keep(agenda, slots)
+
+
+def _keep(agenda: Agenda, slots: list[Ints]) -> None:
+    """Keep all KV that arrives where it is."""
+    for step, slot in zip(agenda.steps, slots, strict=True):
+        r = np.flatnonzero(step.moves.any(axis=1))
+        items = moved_items(step, agenda.cells.kv, step.moves, r)
+        for column in range(items.shape[1]):
+            agenda.b.keep(rank=r, items=items[:, column], slot=slot[r, column])
 
 
 def _kv_slots(agenda: Agenda, *, save: bool) -> tuple[list[Ints], int]:

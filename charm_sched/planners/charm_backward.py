@@ -19,6 +19,7 @@ from charm_sched.arrays import Floats, Ints
 from charm_sched.planners.agenda import LOCAL, OWN, Agenda
 from charm_sched.planners.exchange import moved_items
 from charm_sched.planners.hierarchy import Path
+from charm_sched.planners.pair_agenda import PairAgenda
 from charm_sched.planners.sittings import Cell, Key, Sitting, Stay, allot_slots
 from charm_sched.planners.timetable import Passage
 from charm_sched.plans.items import HOME
@@ -41,7 +42,8 @@ def write_backward(agenda: Agenda) -> None:
         {cell: sitting for sitting in sittings for cell in sitting.cells}
         for sittings in agenda.sittings
     ]
-    _plan_returns(agenda, attended)
+    if not isinstance(agenda, PairAgenda):
+        _plan_returns(agenda, attended)
     finish = max([agenda.end, *(step.end for step in agenda.returns)])
     kv_slots, first = _kv_slots(agenda)
     back_slots = [np.full(step.takes.shape, HOME) for step in agenda.returns]
@@ -128,7 +130,7 @@ def _sums(
     sums: _Sums = {}
     for step in agenda.returns:
         for index in np.flatnonzero(step.takes[rank]).tolist():
-            sums[int(step.line.piece[rank]), step.cells[index], 0] = _Sum(until=step.end)
+            sums[int(step.line.piece[rank]), step.cells[index], 0] = _Sum(until=step.span(rank)[1])
     for (number, cell), sitting in attended.items():
         entry = (sitting.start, sitting.end, ("own", number, cell))
         key = (agenda.owner(number, rank), cell, 0)
@@ -138,7 +140,7 @@ def _sums(
         for child, index in np.argwhere(step.takes & (step.line.src == rank)[:, None]).tolist():
             cell = step.cells[index]
             key = (int(step.line.piece[child]), cell, part)
-            entry = (step.start, step.end, ("back", number, cell))
+            entry = (*step.span(child), ("back", number, cell))
             sums.setdefault(key, _Sum(until=2 * finish + 2)).contributions.append(entry)
     return sums
 
@@ -163,18 +165,18 @@ def _place(sums: _Sums, rank: int, first_slot: int, slack: float) -> tuple[dict[
 def _write_returns(agenda: Agenda, slots: list[Ints]) -> None:
     dkv = [agenda.cells.items("dkv", part=part) for part in (0, 1)]
     for step, slot in zip(agenda.returns, slots, strict=True):
-        assert step.passage
-        r, items = moved_items(step, dkv[agenda.part(step.line)], step.takes)
-        src = step.line.src[r]
-        agenda.b.transfer(
-            src=r,
-            dst=src,
-            items=items,
-            level=step.passage.level,
-            stream=f"{agenda.stream(step.passage)}-gradients",
-            slot=slot[src],
-            order=step.start,
-        )
+        for lane, r, level, start in step.by_lane(step.takes):
+            src = step.line.src[r]
+            stream = agenda.stream(step.line.depth, lane)
+            agenda.b.transfer(
+                src=r,
+                dst=src,
+                items=moved_items(step, dkv[agenda.part(step.line)], step.takes, r),
+                level=level,
+                stream=f"{stream}-gradients" if step.passage else stream,
+                slot=slot[src],
+                order=start,
+            )
 
 
 def _write_merges(agenda: Agenda, finish: float) -> None:

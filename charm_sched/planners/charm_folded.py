@@ -101,7 +101,7 @@ class _OneRank(Messages):
 
     def __init__(self, machine: Machine, cells: Cells, shape: tuple[int, ...], lanes: int) -> None:
         self.cells, self.resident = cells, None
-        self._machine, self._growth = machine, 0.0
+        self._machine, self._growth, self._pairs = machine, 0.0, False
         self._message = float(cells.sizes.sum(axis=1).max(initial=0)) / max(1, cells.subs - 1)
         self.lines = _lines(shape, range(cells.subs))
         self.lanes = [lanes or self._lanes_of(depth) for depth in range(len(machine.paces))]
@@ -167,7 +167,7 @@ class _Writer:
                 dst=b.ranks,
                 items=self._kv[self._owner(number), step.cells.start : step.cells.stop],
                 level=step.passage.level,
-                stream=agenda.stream(step.passage),
+                stream=agenda.stream(step.line.depth, step.passage.lane),
                 slot=slot,
                 order=step.start,
             )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from charm_sched.arrays import Bools, Ints
+from charm_sched.arrays import Bools, Floats, Ints
 from charm_sched.planners.cells import Cells
+from charm_sched.planners.dispatch import Message
 from charm_sched.planners.hierarchy import Line, Path
 from charm_sched.planners.timetable import Passage
 
@@ -24,7 +25,9 @@ class Step:
         takes: Which of the cells each rank gets on this line, ``[ranks, len(cells)]``.
         moves: Which of them really move, as they are not resident there already.
         size: KV bytes of the largest message.
-        passage: When it moves; None where all of it is resident.
+        passage: When it moves, for all ranks alike; None where all of it is resident, or where
+            ranks are planned apart.
+        messages: When it moves to each rank, where ranks are planned apart. Gradients: from each.
     """
 
     line: Line
@@ -34,15 +37,55 @@ class Step:
     moves: Bools
     size: int
     passage: Passage | None = None
+    messages: dict[int, Message] = field(default_factory=dict)
+
+    def span(self, rank: int) -> tuple[float, float]:
+        """Give planned start and end of the message of a rank, seconds; 0 where there is none."""
+        planned = self.messages.get(rank, self.passage)
+        return (planned.start, planned.end) if planned else (0.0, 0.0)
+
+    def receiver(self, rank: int) -> int:
+        """Give the rank to which a rank passes this on; -1 where there is none."""
+        found = [
+            dst for dst, message in self.messages.items() if rank in (message.src, message.dst)
+        ]
+        return next((dst for dst in found if self.line.src[dst] == rank), -1)
+
+    def by_lane(self, which: Bools) -> list[tuple[int, Ints, Ints, Floats]]:
+        """Give the ranks with a message on each lane, with its level and planned start.
+
+        Args:
+            which: Which cells each rank gets, ``[ranks, len(cells)]``.
+        """
+        ranks = np.flatnonzero(which.any(axis=1))
+        if self.passage:
+            level, start = np.full(len(ranks), self.passage.level), self.passage.start
+            return [(self.passage.lane, ranks, level, np.full(len(ranks), start))]
+        lanes: dict[int, list[int]] = {}
+        for rank in ranks.tolist():
+            lanes.setdefault(self.messages[rank].lane, []).append(rank)
+        return [
+            (
+                lane,
+                np.array(of),
+                np.array([self.messages[rank].level for rank in of]),
+                np.array([self.messages[rank].start for rank in of]),
+            )
+            for lane, of in sorted(lanes.items())
+        ]
 
     @property
     def start(self) -> float:
-        """Planned start, seconds."""
+        """Planned start of the first message, seconds."""
+        if self.messages:
+            return min(message.start for message in self.messages.values())
         return self.passage.start if self.passage else 0.0
 
     @property
     def end(self) -> float:
-        """Planned end, seconds."""
+        """Planned end of the last message, seconds."""
+        if self.messages:
+            return max(message.end for message in self.messages.values())
         return self.passage.end if self.passage else 0.0
 
 
@@ -138,8 +181,7 @@ def link_passages(steps: Sequence[Step], *, levels: bool, own_first: bool) -> li
     return passages
 
 
-def moved_items(step: Step, items: Ints, which: Bools) -> tuple[Ints, Ints]:
-    """Give the ranks that take part in a step and the items of each; -1 where it gets none."""
-    ranks = np.flatnonzero(which.any(axis=1))
+def moved_items(step: Step, items: Ints, which: Bools, ranks: Ints) -> Ints:
+    """Give the items of some ranks in a step, -1 where one gets none: ``[ranks, cells]``."""
     chosen = items[step.line.piece[ranks], step.cells.start : step.cells.stop]
-    return ranks, np.where(which[ranks], chosen, -1)
+    return np.where(which[ranks], chosen, -1)

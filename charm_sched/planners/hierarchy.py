@@ -154,6 +154,19 @@ def domains_at(tree: Tree, depth: int) -> list[list[int]]:
     return [leaves(node) for node in nodes]
 
 
+def places_of(tree: Tree, num_ranks: int) -> list[list[int]]:
+    """Give the place of each rank's domain among its siblings, at each depth; 0 where it ends."""
+    places = []
+    for nodes in _levels(tree):
+        place = [0] * num_ranks
+        for children in nodes:
+            for number, ranks in enumerate(children):
+                for rank in ranks:
+                    place[rank] = number
+        places.append(place)
+    return places
+
+
 def is_even(tree: Tree) -> bool:
     """Say whether all domains of each depth are of equal size."""
     return all(_Places(nodes, len(leaves(tree))).even for nodes in _levels(tree))

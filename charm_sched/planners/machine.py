@@ -123,7 +123,8 @@ def _paces(b: Builder, topology: Topology, tree: Tree, root: Domain | None) -> t
                 for taken in crossed
             )
             alone = float(min(*widths.values(), route.flow_cap))
-            paces.append(Pace(min(alone, float(share)), route.latency, alone, common))
+            latency = topology.planned_latency(route)
+            paces.append(Pace(min(alone, float(share)), latency, alone, common))
             crossed.append(set(widths))
         else:
             paces.append(Pace(np.inf, 0.0, np.inf, (np.inf,) * len(paces)))

@@ -16,7 +16,7 @@ from charm_sched.plans.builder import Builder
 
 MOST_PIECES = 9
 MOST_SUBS = 256  # ranks times sub-pieces
-MOST_OWN = 4  # messages of an own piece inside the innermost domain
+MOST_OWN = 4  # messages of an own piece inside the innermost domain, where they are cut
 MOST_RANKS_TOPPED_UP = 128  # choosing direct lines takes a second there
 UNEVEN_LANES = 4  # where ranks owe different amounts, one waits for the other within a lane
 TRIED = 8  # numbers of direct lines that are compared at once
@@ -48,6 +48,7 @@ class Messages:
         top_up: bool,
         apart: bool,
         growth: float,
+        pairs: bool = False,
     ) -> None:
         """Choose lines and lanes.
 
@@ -59,9 +60,10 @@ class Messages:
             top_up: Whether direct lines may be used.
             apart: Whether KV and gradients are weighed apart where demands are uneven.
             growth: Bytes of a gradient per byte of KV; 0 in the forward, where none moves.
+            pairs: Whether each message is planned by itself.
         """
         self.cells, self.resident = cells, cells.resident()
-        self._machine, self._growth = machine, growth
+        self._machine, self._growth, self._pairs = machine, growth, pairs
         self._message = float(cells.sizes.sum(axis=1).max(initial=0)) / max(1, cells.subs - 1)
         self._lines = exchange_lines(machine.tree, cells.subs)
         self._extra: list[Line] = []
@@ -127,10 +129,18 @@ class Messages:
         first, last = line.subs.start, line.subs.stop
         step = 1
         if not line.held and line.depth == len(self._machine.paces) - 1:
+            if self._pairs:
+                return [
+                    range(a, min(a + self._part(), last)) for a in range(first, last, self._part())
+                ]
             step = self.cells.subs if self._growth else self._own_step()
             if step >= last - first and line.got[-1][1:] == (2, 0) and self.lanes[-1] > 1:
                 step = -(-(last - first) // 2)  # or both lanes are in their latency at once
         return [range(a, b) for a, b in itertools.pairwise([*range(first, last, step), last])]
+
+    def _part(self) -> int:
+        """Give the sub-pieces of an own piece's message among messages planned by themselves."""
+        return -(-self.cells.subs // MOST_OWN)
 
     def _own_step(self) -> int:
         """Give the sub-pieces of an own piece whose message inside takes four times its latency."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -44,50 +45,68 @@ class Sitting:
     end: float = 0.0
 
 
-def order_attends(
-    work: Iterable[Work], *, overhead: float, mix: bool, most: float = float("inf")
-) -> list[Sitting]:
-    """Decide which pieces a rank attends together, and in which order.
+class Desk:
+    """Where the work of one rank waits for its turn.
 
     Whenever the rank is free, it takes the most urgent work that has arrived, with all other
     arrived work of the same urgency and kind, as one kernel.
-
-    Args:
-        work: What there is to do.
-        overhead: Seconds per kernel call.
-        mix: Whether one kernel may take pieces from inside and outside the innermost domain.
-        most: Longest kernel worth of work that is put together, seconds.
-
-    Returns:
-        The attends in order.
     """
-    upcoming = sorted(work, key=lambda item: (item.ready, item.cells))
-    waiting: list[tuple[int, float, int, Work]] = []
-    sittings: list[Sitting] = []
-    clock, position = 0.0, 0
-    while position < len(upcoming) or waiting:
-        if not waiting:
-            clock = max(clock, upcoming[position].ready)
-        while position < len(upcoming) and upcoming[position].ready <= clock:
-            item = upcoming[position]
-            heapq.heappush(waiting, (item.urgency, item.ready, position, item))
-            position += 1
-        first = waiting[0][3]
+
+    def __init__(self, *, overhead: float, mix: bool, most: float = float("inf")) -> None:
+        """Begin with nothing.
+
+        Args:
+            overhead: Seconds per kernel call.
+            mix: Whether one kernel may take pieces from inside and outside the innermost domain.
+            most: Longest kernel worth of work that is put together, seconds.
+        """
+        self._overhead, self._mix, self._most = overhead, mix, most
+        self._waiting: list[tuple[int, float, int, Work]] = []
+        self._count = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(self, work: Work) -> None:
+        """Add work that has arrived."""
+        heapq.heappush(self._waiting, (work.urgency, work.ready, next(self._count), work))
+
+    def take(self, clock: float) -> tuple[Sitting, list[Work]]:
+        """Give the next kernel, which starts now, and the work that it does."""
+        first = self._waiting[0][3]
         sitting = Sitting(crosses=first.crosses, kind=first.kind, start=clock)
         length, kept = 0.0, []
-        while waiting and waiting[0][0] == first.urgency:
-            entry = heapq.heappop(waiting)
+        taken: list[Work] = []
+        while self._waiting and self._waiting[0][0] == first.urgency:
+            entry = heapq.heappop(self._waiting)
             item = entry[3]
-            fits = not sitting.cells or length + item.seconds <= most
-            alike = item.kind == first.kind and (mix or item.crosses == first.crosses)
+            fits = not taken or length + item.seconds <= self._most
+            alike = item.kind == first.kind and (self._mix or item.crosses == first.crosses)
             if fits and alike:
                 sitting.cells.extend(item.cells)
+                taken.append(item)
                 length += item.seconds
             else:
                 kept.append(entry)
         for entry in kept:
-            heapq.heappush(waiting, entry)
-        clock = sitting.end = clock + length + overhead
+            heapq.heappush(self._waiting, entry)
+        sitting.end = clock + length + self._overhead
+        return sitting, taken
+
+
+def order_attends(work: Iterable[Work], desk: Desk) -> list[Sitting]:
+    """Decide which pieces a rank attends together, and in which order, as they arrive."""
+    upcoming = sorted(work, key=lambda item: (item.ready, item.cells))
+    sittings: list[Sitting] = []
+    clock, position = 0.0, 0
+    while position < len(upcoming) or desk:
+        if not desk:
+            clock = max(clock, upcoming[position].ready)
+        while position < len(upcoming) and upcoming[position].ready <= clock:
+            desk.put(upcoming[position])
+            position += 1
+        sitting, _ = desk.take(clock)
+        clock = sitting.end
         sittings.append(sitting)
     return sittings
 

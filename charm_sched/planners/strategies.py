@@ -10,6 +10,7 @@ from charm_sched.errors import StrategyError
 from charm_sched.partition import Partition
 from charm_sched.planners import PLANNERS
 from charm_sched.planners.external import is_external, load_external
+from charm_sched.planners.pair_agenda import MOST_RANKS_PAIRED
 from charm_sched.plans.builder import Builder
 from charm_sched.plans.items import Item
 from charm_sched.plans.plan import Plan
@@ -25,9 +26,13 @@ VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "charm": (
         {"pieces": 0, "remerge": False},
         {"pieces": 5, "remerge": False},
-        {"pieces": 3, "apart": False, "remerge": False},
-        {"pieces": 5, "top_up": False, "remerge": False},
-        {"pieces": 0, "remerge": True},
+        {"pairs": True, "pieces": 13, "remerge": False},
+        {"apart": False, "pairs": False, "pieces": 3, "remerge": False},
+        {"pairs": False, "pieces": 5, "remerge": False, "top_up": False},
+        {"pairs": False, "pieces": 0, "remerge": False},
+        {"pairs": False, "pieces": 5, "remerge": False},
+        {"pairs": False, "pieces": 0, "remerge": True},
+        {"pairs": False, "pieces": 0, "remerge": True, "top_up": False},
     ),
     "all_gather": (
         {"chunks": 1},
@@ -52,6 +57,8 @@ MOST_OPERATIONS = 50_000
 """Of the first plan of a strategy: where it has more, its other parameters are not tried."""
 KEEPING = "save"
 """Parameter that keeps what a forward received resident for the backward."""
+PAIRING = ("pairs",)
+"""Parameters that change nothing in a forward, nor with more than `MOST_RANKS_PAIRED` ranks."""
 SPLITTING = ("chunks",)
 """Parameters that cut the same work and the same bytes into more operations."""
 KEEPERS = ("reverse_ring",)
@@ -151,6 +158,22 @@ def variants_of(name: str, planner: Planner, params: Mapping[str, Any]) -> list[
     fixed = {key: value for key, value in params.items() if takes(planner, key)}
     merged = [{**variant, **fixed} for variant in VARIANTS.get(name, ({},))]
     return list({repr(sorted(variant.items())): variant for variant in merged}.values())
+
+
+def distinct(
+    variants: Sequence[Mapping[str, Any]], direction: str, ranks: int
+) -> list[Mapping[str, Any]]:
+    """List the parameters that make a difference to all before them, in order.
+
+    Where messages are not planned by themselves, those that ask for it are left out.
+    """
+    ignored = PAIRING if direction == "forward" or ranks > MOST_RANKS_PAIRED else ()
+    variants = [v for v in variants if not any(v.get(key) for key in ignored)] or variants
+    found: dict[str, Mapping[str, Any]] = {}
+    for variant in variants:
+        which = sorted((key, value) for key, value in variant.items() if key not in ignored)
+        found.setdefault(repr(which), variant)
+    return list(found.values())
 
 
 def may_keep(name: str, params: Mapping[str, Any]) -> bool:
