@@ -16,6 +16,7 @@ import simpy
 from charm_sched.cost import op_seconds
 from charm_sched.errors import SimulationError
 from charm_sched.proof.waits import find_waits
+from charm_sched.simulator.interference import DisturbedNetwork
 from charm_sched.simulator.network import Network, Starved
 from charm_sched.simulator.resources import find_resources
 from charm_sched.timelines.timeline import Timeline
@@ -104,6 +105,13 @@ def _check_devices(plan: Plan, topology: Topology) -> None:
         )
 
 
+def _network_of(resources: Resources) -> Network:
+    flows = resources.table, resources.route, resources.size
+    if resources.disturbed is None:
+        return Network(*flows)
+    return DisturbedNetwork(*flows, resources.disturbed)
+
+
 class _Engine:
     """The state of one simulation."""
 
@@ -118,7 +126,7 @@ class _Engine:
         self._delay = resources.delay
         self._fluid = resources.fluid
         self._hosted = len(resources.size) > len(plan)
-        self._network = Network(resources.table, resources.route, resources.size)
+        self._network = _network_of(resources)
         self._clock = simpy.Environment()
         self._ended: list[Rows] = []
         self._flows: list[Rows] = []

@@ -2,6 +2,9 @@
 
 Flows are numbered by row; where a host that all ranks share works on every op first, that is flow
 ``len(plan) + row``.
+
+Under the condition `ramp` a transfer has a cap of its own, by its size. Under `interference`
+attends and merges are flows of seconds of work that the transfers of their device slow down.
 """
 
 from __future__ import annotations
@@ -13,7 +16,9 @@ import numpy as np
 
 from charm_sched.plans.plan import TRANSFER
 from charm_sched.plans.symmetry_machine import crossings
+from charm_sched.simulator.interference import Disturbance, find_disturbance
 from charm_sched.simulator.maxmin import RouteTable, compile_routes
+from charm_sched.topology.conditions import RAMP
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,7 +26,7 @@ if TYPE_CHECKING:
     from charm_sched.cost import Costs
     from charm_sched.plans.plan import Plan
     from charm_sched.testbed.host_cost import HostCost
-    from charm_sched.topology.graph import Topology
+    from charm_sched.topology.graph import Route, Topology
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
@@ -41,6 +46,7 @@ class Resources:
         route: Route of each flow in `table`, int64, ``[ops]`` or, with a host, ``[2 ops]``.
         size: Bytes, or seconds of work, float64, like `route`.
         table: The routes.
+        disturbed: What transfers do to kernels; None where they run undisturbed.
     """
 
     delay: Floats
@@ -48,6 +54,7 @@ class Resources:
     route: Ints
     size: Floats
     table: RouteTable
+    disturbed: Disturbance | None = None
 
 
 def find_resources(
@@ -61,19 +68,17 @@ def find_resources(
     """
     columns = plan.columns
     moves = np.flatnonzero(columns.op == TRANSFER)
-    packed = columns.rank[moves].astype(np.int64) * plan.num_ranks + columns.peer[moves]
-    pairs, which = np.unique(packed, return_inverse=True)
-    routes = [
-        topology.route(plan.devices[pair // plan.num_ranks], plan.devices[pair % plan.num_ranks])
-        for pair in pairs.tolist()
-    ]
+    pairs, which, routes, caps = _routes(plan, topology, moves)
     delay, size = costs.seconds.copy(), np.zeros(len(plan))
     route = np.zeros(len(plan), np.int64)
-    route[moves] = which.reshape(-1)
-    delay[moves] = np.array([r.latency for r in routes])[route[moves]] if routes else 0.0
+    route[moves] = which
+    delay[moves] = np.array([r.latency for r in routes])[which] if routes else 0.0
     size[moves] = plan.op_bytes[moves]
     crossed: list[tuple[int, ...]] = [r.capacities for r in routes]
+    disturbed = find_disturbance(plan, topology)
     shared, number = _shared_kernels(plan)
+    if disturbed is not None:
+        shared, number = np.flatnonzero(columns.op != TRANSFER), np.zeros(1, np.int64)
     route[shared] = len(crossed) + number
     size[shared], delay[shared] = costs.seconds[shared], 0.0
     engines = int(number.max(initial=-1)) + 1
@@ -99,10 +104,43 @@ def find_resources(
         table=compile_routes(
             crossed,
             np.array([c.bandwidth for c in topology.capacities] + [1.0] * engines),
-            [r.flow_cap for r in routes] + [np.inf] * engines,
+            caps + [np.inf] * engines,
             times,
         ),
+        disturbed=disturbed,
     )
+
+
+def _routes(
+    plan: Plan, topology: Topology, moves: Ints
+) -> tuple[Ints, Ints, list[Route], list[float]]:
+    """Give what transfers cross.
+
+    Returns:
+        Per distinct route of flows the pair of ranks (source times ranks plus destination); the
+        route of each transfer; and per route the way and the most that a flow gets.
+    """
+    columns = plan.columns
+    packed = columns.rank[moves].astype(np.int64) * plan.num_ranks + columns.peer[moves]
+    pairs, which = np.unique(packed, return_inverse=True)
+    ways = [
+        topology.route(plan.devices[pair // plan.num_ranks], plan.devices[pair % plan.num_ranks])
+        for pair in pairs.tolist()
+    ]
+    caps = [way.flow_cap for way in ways]
+    if RAMP not in topology.under:
+        return pairs, which.reshape(-1), ways, caps
+    # Messages of one size between two ranks are flows of one kind.
+    sizes, number = np.unique(plan.op_bytes[moves], return_inverse=True)
+    kinds, which = np.unique(
+        which.reshape(-1) * len(sizes) + number.reshape(-1), return_inverse=True
+    )
+    of, size = np.divmod(kinds, max(len(sizes), 1))
+    caps = [
+        topology.message_cap(ways[way], float(sizes[at]))
+        for way, at in zip(of.tolist(), size.tolist(), strict=True)
+    ]
+    return pairs[of], which.reshape(-1), [ways[way] for way in of.tolist()], caps
 
 
 def _shared_kernels(plan: Plan) -> tuple[Ints, Ints]:

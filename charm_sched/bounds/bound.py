@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from charm_sched.errors import WorkloadError
+from charm_sched.topology.calling import resolved
+from charm_sched.topology.conditions import SHORT_KERNELS
 from charm_sched.units import format_bandwidth, format_bytes
 
 if TYPE_CHECKING:
@@ -75,7 +77,10 @@ def choose_devices(
     if devices is not None:
         if not devices or len(set(devices)) != len(devices):
             raise WorkloadError(f"devices: expected different names, found {list(devices)}")
-        return tuple(topology.device(name).name for name in devices)
+        found = resolved(topology, devices)
+        if len(set(found)) != len(found):
+            raise WorkloadError(f"devices: expected different devices, found {list(devices)}")
+        return found
     return topology.select(len(topology.devices) if ranks is None else ranks)
 
 
@@ -90,9 +95,14 @@ def best_rate(topology: Topology, device: str, workload: Workload, direction: st
     """
     profile = topology.device(device).compute
     masked = (False,) if workload.mask_rule.kind == "full" else (False, True)
+    any_length = SHORT_KERNELS in topology.under
     return max(
         profile.rate(
-            direction=direction, head_dim=workload.head_dim, causal=causal, dtype=workload.dtype
+            direction=direction,
+            head_dim=workload.head_dim,
+            causal=causal,
+            dtype=workload.dtype,
+            any_length=any_length,
         )[0]
         for causal in masked
     )

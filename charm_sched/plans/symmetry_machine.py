@@ -119,7 +119,8 @@ def _action(topology: Topology, devices: Sequence[str], symmetry: Symmetry, axis
 def _check_devices(topology: Topology, moved: Ints) -> None:
     for device, other in zip(topology.devices, moved.tolist(), strict=True):
         twin = topology.devices[other]
-        if (device.compute, device.port, device.memory) != (twin.compute, twin.port, twin.memory):
+        facts = [(d.compute, d.port, d.memory, d.peer) for d in (device, twin)]
+        if facts[0] != facts[1]:
             raise SymmetryError(
                 f"symmetry: {device.name} and its translate {twin.name} are not alike"
             )
@@ -246,7 +247,7 @@ def _move_capacities(topology: Topology, image: Ints) -> Ints:
 
 def _facts(topology: Topology) -> Iterator[tuple[object, ...]]:
     for link in topology.links:
-        yield link.bandwidth, link.latency, link.flow_cap, link.shared
+        yield link.bandwidth, link.latency, link.flow_cap, link.shared, link.ramp
 
 
 def _check_group(moves: Sequence[Ints], lengths: Sequence[int]) -> None:

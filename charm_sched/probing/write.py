@@ -141,9 +141,8 @@ def _source(link: Link, old: str, told: Mapping[str, str]) -> str:
     """Write where each number comes from."""
     if not told:
         return old
-    keys = [key for key in LINK_NUMBERS if key != "reverse"]
-    if link.flow_cap is None:
-        keys.remove("flow_cap")
+    absent = {"reverse", *(key for key in ("flow_cap", "ramp") if getattr(link, key) is None)}
+    keys = [key for key in LINK_NUMBERS if key not in absent]
     texts = {key: told.get(key) or source_of(old, key) for key in keys}
     return "; ".join(f"{key}: {text}" for key, text in texts.items() if text)
 

@@ -7,6 +7,7 @@ the largest thing ever put into it. Not counted: the kernel's workspace and the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +18,7 @@ from charm_sched.plans.items import HOME, KINDS, KV_AXIS
 
 if TYPE_CHECKING:
     from charm_sched.plans.plan import Plan
+    from charm_sched.proof.accesses import Accesses
     from charm_sched.proof.hazards import Hazards
 
 HOME_KINDS = {"forward": ("q", "kv", "o"), "backward": ("q", "kv", "g", "dq", "dkv")}
@@ -24,23 +26,33 @@ HOME_KINDS = {"forward": ("q", "kv", "o"), "backward": ("q", "kv", "g", "dq", "d
 
 def home_bytes(plan: Plan) -> Ints:
     """Give the bytes of each rank's own buffers, ``[num_ranks]``."""
+    return np.sum(list(home_bytes_by_kind(plan).values()), axis=0)
+
+
+def home_bytes_by_kind(plan: Plan) -> Mapping[str, Ints]:
+    """Give the bytes of each rank's own buffers of each kind of item, ``[num_ranks]`` each."""
     work = plan.workload
-    per_row = 0
+    rows = np.array([count_rows(shard) for shard in plan.partition.shards], np.int64)
+    found = {}
     for kind in HOME_KINDS[plan.direction]:
         axis = work.num_kv_heads if KINDS.index(kind) in KV_AXIS else work.heads
-        per_row += axis * work.row_bytes(kind)
-    rows = np.array([count_rows(shard) for shard in plan.partition.shards], np.int64)
-    return rows * per_row
+        found[kind] = rows * axis * work.row_bytes(kind)
+    return found
+
+
+def access_bytes(plan: Plan, accesses: Accesses, at: Ints) -> Ints:
+    """Give the bytes of what some accesses read or write."""
+    width = np.array([plan.workload.row_bytes(name) for name in KINDS], np.int64)
+    items, item = plan.items, accesses.item[at]
+    heads = (items.head_hi - items.head_lo).astype(np.int64)
+    return (items.row_counts[items.rows] * heads)[item] * width[accesses.kind[at]]
 
 
 def slot_bytes(plan: Plan, hazards: Hazards) -> tuple[Ints, ...]:
     """Give the size of every slot in use: arrays of rank, slot number and bytes."""
     accesses = hazards.accesses
     at = np.flatnonzero(accesses.writes & (accesses.slot != HOME))
-    width = np.array([plan.workload.row_bytes(name) for name in KINDS], np.int64)
-    items, item = plan.items, accesses.item[at]
-    heads = (items.head_hi - items.head_lo).astype(np.int64)
-    volume = (items.row_counts[items.rows] * heads)[item] * width[accesses.kind[at]]
+    volume = access_bytes(plan, accesses, at)
     rank, slot = accesses.rank[at], accesses.slot[at]
     if not len(at):
         return rank, slot, volume

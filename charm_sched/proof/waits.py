@@ -70,7 +70,7 @@ def find_waits(plan: Plan, rule: str = "grouped", edges: Edges | None = None) ->
         raise PlanError(f"rule: expected {' or '.join(RULES)}, found {rule!r}")
     num_ops, columns = len(plan), plan.columns
     moves = np.flatnonzero(columns.op == TRANSFER)
-    source, target, follows = _gates(plan, moves)
+    source, target, follows = gates(plan, moves)
     source, target = source + num_ops, target + num_ops
     nodes = num_ops + len(follows)
     if edges is None:
@@ -91,8 +91,12 @@ def find_waits(plan: Plan, rule: str = "grouped", edges: Edges | None = None) ->
     )
 
 
-def _gates(plan: Plan, moves: Ints) -> tuple[Ints, Ints, NDArray[np.bool_]]:
-    """Number the batches by (rank, stream, level).
+def gates(plan: Plan, moves: Ints) -> tuple[Ints, Ints, NDArray[np.bool_]]:
+    """Number the batches by (rank, stream, level), in this order.
+
+    Args:
+        plan: What is done.
+        moves: The rows of its transfers.
 
     Returns:
         The batch of each transfer's source end and destination end, and for each batch whether the
@@ -138,4 +142,4 @@ def _offsets(counts: NDArray[np.int64] | NDArray[np.int32]) -> Ints:
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
-__all__ = ["RULES", "Waits", "find_waits"]
+__all__ = ["RULES", "Waits", "find_waits", "gates"]

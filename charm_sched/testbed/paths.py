@@ -34,7 +34,17 @@ class StaticRoute:
 
 
 def find_routes(topology: Topology, devices: Sequence[str]) -> dict[Pair, Route]:
-    """Return the routes of all ordered pairs that have a way there and back (TCP needs both)."""
+    """Return the routes of all ordered pairs that have a way there and back (TCP needs both).
+
+    Raises:
+        TopologyError: A device has no peer access: no network leads to a memory and back.
+    """
+    for name in devices:
+        if not topology.device(name).peer:
+            raise TopologyError(
+                f"{topology.name}: expected devices with peer access for a shaped network, found "
+                f'peer: false of "{name}"; its traffic turns in the memory of the host'
+            )
     found: dict[Pair, Route] = {}
     for src in devices:
         for dst in devices:

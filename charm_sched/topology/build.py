@@ -6,16 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from charm_sched.topology.graph import Capacity, Device, Link, Switch, Topology
-from charm_sched.topology.profiles import ComputeProfile
+from charm_sched.topology.graph import HOST_MEMORY, Capacity, Device, Link, Switch, Topology
+from charm_sched.topology.patterns import MAX_PARTS, Pattern
+from charm_sched.topology.profiles import ComputeProfile, source_of
 from charm_sched.topology.reader import Cursor, nearest
 from charm_sched.topology.spec import (
-    MAX_PARTS,
     DeviceSpec,
     Document,
     DomainSpec,
     LinkSpec,
-    Pattern,
     Section,
     SwitchSpec,
 )
@@ -48,16 +47,21 @@ def build(document: Document) -> Topology:
         name=document.name,
         description=document.description,
         devices=devices,
-        switches=tuple(Switch(name=name, kind=spec.kind) for name, spec in flat.switches),
+        switches=tuple(
+            Switch(name=name, kind=spec.kind, id=spec.id) for name, spec in flat.switches
+        ),
         links=links,
         **capacities_of(devices, links),
         tier_names=document.tiers,
         domain_override=_override(document, [name for name, _ in flat.devices]),
         extra_assumptions=document.assumptions,
         costs=document.costs,
+        conditions=document.conditions,
+        under=document.under,
         where=document.cursor.where,
     )
     _check_reachable(topology, flat)
+    _check_bounces(topology, flat)
     return topology
 
 
@@ -161,6 +165,7 @@ def _links(flat: Flat) -> tuple[Link, ...]:
                     bandwidth=bandwidth,
                     latency=spec.latency,
                     flow_cap=spec.flow_cap,
+                    ramp=spec.ramp,
                     shared=spec.shared,
                     assumed=bool(spec.assumed),
                     source=spec.source,
@@ -187,15 +192,28 @@ def _devices(
 ) -> tuple[Device, ...]:
     ports = natural_ports([name for name, _ in flat.devices], links)
     return tuple(
-        Device(
-            name=name,
-            compute=profiles[spec.profile],
-            memory=spec.memory,
-            port=spec.port if spec.port is not None else ports[name],
-            assumed=spec.assumed,
-            source=spec.source,
-        )
-        for name, spec in flat.devices
+        _device(name, spec, profiles[spec.profile], ports[name]) for name, spec in flat.devices
+    )
+
+
+def _device(name: str, spec: DeviceSpec, profile: ComputeProfile, port: float) -> Device:
+    """Make a device; its memory is that of the profile where the file does not say it."""
+    memory, assumed, source = spec.memory, spec.assumed, spec.source
+    if memory is None and profile.memory is not None:
+        memory = profile.memory
+        told = source_of(profile.source, "memory")
+        source = "; ".join(filter(None, (f"memory: {told}" if told else "", source)))
+        if "memory" in profile.assumed:
+            assumed = ("memory", *assumed)
+    return Device(
+        name=name,
+        compute=profile,
+        memory=memory,
+        port=spec.port if spec.port is not None else port,
+        peer=spec.peer,
+        assumed=assumed,
+        source=source,
+        id=spec.id,
     )
 
 
@@ -240,6 +258,19 @@ def _check_reachable(topology: Topology, flat: Flat) -> None:
                 "every device to be reachable",
                 f'no way from "{topology.devices[0].name}" to "{name}"',
                 "add a link",
+            )
+
+
+def _check_bounces(topology: Topology, flat: Flat) -> None:
+    """Refuse a device that copies through the host's memory where there is none."""
+    if any(switch.kind == HOST_MEMORY for switch in topology.switches):
+        return
+    for name, spec in flat.devices:
+        if not spec.peer:
+            spec.pattern.cursor.fail(
+                f"a switch of kind {HOST_MEMORY} for a device without peer access",
+                f'none, but "{name}" has peer: false',
+                "add one, and a link from it to the root complex",
             )
 
 

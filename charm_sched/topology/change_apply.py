@@ -21,8 +21,10 @@ from charm_sched.topology.changes import (
     Failure,
     Setting,
     Slowdown,
+    Under,
     amount_of,
 )
+from charm_sched.topology.conditions import BUILT_IN, chosen, turned_on
 from charm_sched.topology.rebuild import cut_off, rebuilt, slowed, without
 
 if TYPE_CHECKING:
@@ -72,6 +74,8 @@ def apply(machine: Topology, changes: Sequence[Change], *, leave_out: bool = Fal
                 now, sentence = _fail(now, change)
             case Slowdown():
                 now, sentence = _slow(now, change)
+            case Under():
+                now, sentence = _under(now, change)
         told.append(sentence)
     lost = cut_off(now) if any(isinstance(change, Failure) for change in changes) else ()
     if lost and leave_out:
@@ -185,7 +189,7 @@ def _with_number(profile: ComputeProfile, field: str, amount: Amount) -> Compute
     match name:
         case "rate":
             rates = tuple(
-                replace(rate, flops_per_second=amount(rate.flops_per_second), assumed=False)
+                replace(rate.scaled_to(amount(rate.flops_per_second)), assumed=False)
                 if direction in ("", rate.direction)
                 else rate
                 for rate in profile.rates
@@ -234,6 +238,25 @@ def _slow(machine: Topology, slowdown: Slowdown) -> tuple[Topology, str]:
         devices.append(device)
     names = some(name for name in machine.device_names if name in found)
     return rebuilt(machine, devices=devices), f"{names} {slowdown.factor:g} times as slow"
+
+
+def _under(machine: Topology, change: Under) -> tuple[Topology, str]:
+    """Turn conditions on; one that a file names is used up by that."""
+    named = {condition.name: condition for condition in machine.conditions}
+    names = chosen(machine, change.names)
+    now, told = machine, []
+    for name in names:
+        if name in BUILT_IN:
+            now = turned_on(now, name)
+            told.append(name)
+            continue
+        settings = named[name].changes()
+        for setting in settings:
+            now, _ = _set(now, setting)
+        source = f" ({named[name].source})" if named[name].source else ""
+        told.append(f"{name}: {', '.join(map(str, settings))}{source}")
+    left = tuple(condition for condition in machine.conditions if condition.name not in names)
+    return replace(now, conditions=left), f"under {'; '.join(told)}"
 
 
 __all__ = ["Changed", "apply"]

@@ -88,7 +88,17 @@ class Slowdown:
         return f"{self.pattern} {self.factor:g} times as slow"
 
 
-Change: TypeAlias = "Setting | Failure | Slowdown"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Under:
+    """Conditions that hold: their names, or `all`."""
+
+    names: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"under {', '.join(self.names)}"
+
+
+Change: TypeAlias = "Setting | Failure | Slowdown | Under"
 
 
 def read_setting(text: str) -> Setting:
@@ -182,7 +192,19 @@ def read_slowdown(text: str) -> Slowdown:
     return Slowdown(pattern=pattern.strip(), factor=factor)
 
 
+def read_under(text: str) -> Under:
+    """Read names of conditions, such as ``ramp,interference`` or ``all``.
+
+    Raises:
+        TopologyError: One of them is empty.
+    """
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise TopologyError(f'--under: expected names such as ramp,interference, found "{text}"')
+    return Under(names=names)
+
+
 __all__ = [
-    "FIELDS", "SUFFIX", "TIMES", "Amount", "Change", "Failure", "Setting", "Slowdown", "amount_of",
-    "read_failure", "read_path", "read_setting", "read_slowdown",
+    "FIELDS", "SUFFIX", "TIMES", "Amount", "Change", "Failure", "Setting", "Slowdown", "Under",
+    "amount_of", "read_failure", "read_path", "read_setting", "read_slowdown", "read_under",
 ]  # fmt: skip

@@ -10,7 +10,10 @@ from typing import Any
 
 from charm_sched import units
 from charm_sched.topology.build import natural_ports
+from charm_sched.topology.conditions import INTERFERENCE, RAMP, SHORT_KERNELS
+from charm_sched.topology.conditions import sentences as condition_sentences
 from charm_sched.topology.graph import Device, Domain, Link, Topology
+from charm_sched.topology.profile_document import profile_document
 from charm_sched.topology.profiles import ComputeProfile, source_of
 from charm_sched.topology.spec import SCHEMA, VERSION
 
@@ -30,7 +33,10 @@ def to_document(topology: Topology, *, domains: bool = False) -> dict[str, Any]:
     document["kinds"] = kinds
     ports = natural_ports(list(topology.device_names), topology.links)
     document["devices"] = [_device(d, ports[d.name]) for d in topology.devices]
-    document["switches"] = [{"name": s.name, "kind": s.kind} for s in topology.switches]
+    document["switches"] = [
+        {"name": s.name, "kind": s.kind, **({"id": s.id} if s.id else {})}
+        for s in topology.switches
+    ]
     document["links"] = [
         {"from": a.src, "to": a.dst, "kind": a.kind, **(own if own != kinds.get(a.kind) else {})}
         for (a, _), (_, own) in zip(pairs, values, strict=True)
@@ -41,6 +47,10 @@ def to_document(topology: Topology, *, domains: bool = False) -> dict[str, Any]:
         document["domains"] = [_domain(child) for child in topology.domains().children]
     if topology.costs is not None:
         document["costs"] = topology.costs.to_document()
+    if topology.conditions:
+        document["conditions"] = {c.name: c.to_document() for c in topology.conditions}
+    if topology.under:
+        document["under"] = list(topology.under)
     if topology.extra_assumptions:
         document["assumptions"] = list(topology.extra_assumptions)
     return document
@@ -80,6 +90,8 @@ def _link_values(link: Link, back: Link) -> dict[str, Any]:
         values["reverse"] = units.format_bandwidth(back.bandwidth, digits=None)
     if link.flow_cap is not None:
         values["flow_cap"] = units.format_bandwidth(link.flow_cap, digits=None)
+    if link.ramp is not None:
+        values["ramp"] = link.ramp.to_value()
     if link.shared:
         values["shared"] = True
     if link.assumed_keys:
@@ -95,37 +107,14 @@ def _device(device: Device, natural_port: float) -> dict[str, Any]:
         entry["memory"] = units.format_bytes(device.memory, digits=None)
     if device.port != natural_port:
         entry["port"] = units.format_bandwidth(device.port, digits=None)
+    if not device.peer:
+        entry["peer"] = False
     if device.assumed:
         entry["assumed"] = list(device.assumed)
     if device.source:
         entry["source"] = device.source
-    return entry
-
-
-def profile_document(profile: ComputeProfile) -> dict[str, Any]:
-    """Return a profile as a file writes it."""
-    entry: dict[str, Any] = {
-        "peak": {k: units.format_rate(v, digits=None) for k, v in profile.peak.items()},
-        "efficiency": profile.efficiency,
-        "overhead": units.format_seconds(profile.overhead, digits=None),
-        "memory_bandwidth": units.format_bandwidth(profile.memory_bandwidth, digits=None),
-        "assumed": list(profile.assumed),
-    }
-    if profile.source:
-        entry["source"] = profile.source
-    if profile.rates:
-        entry["rates"] = [
-            {
-                "direction": rate.direction,
-                "head_dim": rate.head_dim,
-                "causal": rate.causal,
-                "dtypes": list(rate.dtypes),
-                "rate": units.format_rate(rate.flops_per_second, digits=None),
-                **({"assumed": True} if rate.assumed else {}),
-                **({"source": rate.source} if rate.source else {}),
-            }
-            for rate in profile.rates
-        ]
+    if device.id:
+        entry["id"] = device.id
     return entry
 
 
@@ -147,8 +136,29 @@ def digest(topology: Topology) -> str:
             for k in topology.links
         ],
     }
+    physical |= _conditional(topology)
     text = json.dumps(physical, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _conditional(topology: Topology) -> dict[str, Any]:
+    """Return what is physical just where a device lacks peer access, or under a condition."""
+    found: dict[str, Any] = {}
+    if not all(device.peer for device in topology.devices):
+        found["no_peer"] = [device.name for device in topology.devices if not device.peer]
+    if RAMP in topology.under:
+        found["ramp"] = [link.ramp and link.ramp.to_value() for link in topology.links]
+    profiles = {id(d.compute): d.compute for d in topology.devices}.values()
+    if SHORT_KERNELS in topology.under:
+        found["by_length"] = [
+            sorted(
+                [r.direction, r.head_dim, r.causal, sorted(r.dtypes), r.by_length] for r in p.rates
+            )
+            for p in profiles
+        ]
+    if INTERFERENCE in topology.under:
+        found["interference"] = [profile.interference for profile in profiles]
+    return found
 
 
 def _physical_profile(profile: ComputeProfile) -> list[Any]:
@@ -170,6 +180,7 @@ def assumptions(topology: Topology, *, rates: bool = True) -> tuple[str, ...]:
     sentences |= dict.fromkeys(_device_sentences(topology))
     sentences |= dict.fromkeys(_link_sentences(topology))
     sentences |= dict.fromkeys(_cost_sentences(topology))
+    sentences |= dict.fromkeys(condition_sentences(topology))
     sentences |= dict.fromkeys(topology.extra_assumptions)
     return tuple(sentences)
 
@@ -188,6 +199,8 @@ def _link_sentences(topology: Topology) -> Iterator[str]:
     for link, back in zip(topology.links[::2], topology.links[1::2], strict=True):
         for key in link.assumed_keys:
             match key:
+                case "ramp":  # told where it is in force
+                    continue
                 case "latency":
                     shown = units.format_seconds(link.latency)
                 case "flow_cap":

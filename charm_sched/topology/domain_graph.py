@@ -9,7 +9,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from charm_sched.topology.graph import Topology
+from charm_sched.topology.bounce import bounced_arcs
+from charm_sched.topology.graph import HOST_MEMORY, Topology
 
 if TYPE_CHECKING:
     import numpy
@@ -44,6 +45,7 @@ class DomainGraph:
         self.size = len(names)
         self.kinds = ["" for _ in topology.devices] + [s.kind for s in topology.switches]
         self.ports = [device.port for device in topology.devices]
+        self._peers = [device.peer for device in topology.devices]
         self.arcs: dict[tuple[int, int], float] = defaultdict(float)
         kinds: dict[tuple[int, int], set[str]] = defaultdict(set)
         for link in topology.links:
@@ -120,6 +122,15 @@ class DomainGraph:
             self._flows[key] = self.flow(inside, [d for d in devices if d not in members])
         return self._flows[key] / smaller
 
+    def can_meet(self, vertices: Sequence[int], devices: Sequence[int]) -> bool:
+        """Say whether the devices of a part can exchange anything without leaving it."""
+        if all(self._peers[device] for device in devices):
+            return True
+        if any(self.kinds[vertex] == HOST_MEMORY for vertex in vertices):
+            return True
+        members = set(devices)
+        return all(members & self.bundles[device].keys() for device in devices)
+
     def flow(self, inside: Collection[int], outside: Collection[int]) -> float:
         """Return the most that two disjoint sets of devices can move from one to the other, in B/s.
 
@@ -128,10 +139,10 @@ class DomainGraph:
         import numpy as np
         from scipy.sparse import csgraph, csr_matrix
 
-        tails, heads, rates = self._arrays
-        source, sink = self.size, self.size + 1
-        sends = np.zeros(self.size, dtype=bool)
-        takes = np.zeros(self.size, dtype=bool)
+        tails, heads, rates, size = self._arrays
+        source, sink = size, size + 1
+        sends = np.zeros(size, dtype=bool)
+        takes = np.zeros(size, dtype=bool)
         sends[self.devices :] = takes[self.devices :] = True
         first, last = np.fromiter(inside, int), np.fromiter(outside, int)
         sends[first] = True
@@ -142,21 +153,27 @@ class DomainGraph:
         head = np.concatenate([heads[used], first, np.full(len(last), sink)])
         rate = np.concatenate([rates[used], ports[first], ports[last]])
         whole = _integers(rate, min(ports[first].sum(), ports[last].sum()))
-        shape = (self.size + 2, self.size + 2)
+        shape = (size + 2, size + 2)
         capacity = csr_matrix((whole, (tail, head)), shape=shape)
         residual = capacity - csgraph.maximum_flow(capacity, source, sink).flow
         residual.data = (residual.data > 0).astype(np.int8)
         residual.eliminate_zeros()
-        near = np.zeros(self.size + 2, dtype=bool)
+        near = np.zeros(size + 2, dtype=bool)
         near[csgraph.breadth_first_order(residual, source, return_predecessors=False)] = True
         return math.fsum(rate[near[tail] & ~near[head]].tolist())
 
     @functools.cached_property
-    def _arrays(self) -> tuple[numpy.ndarray[Any, Any], ...]:
+    def _arrays(
+        self,
+    ) -> tuple[numpy.ndarray[Any, Any], numpy.ndarray[Any, Any], numpy.ndarray[Any, Any], int]:
+        """Tails, heads and rates of the arcs that bytes take, and how many vertices these have."""
         import numpy as np
 
-        ends = np.array(list(self.arcs), dtype=np.int64).reshape(-1, 2)
-        return ends[:, 0], ends[:, 1], np.array(list(self.arcs.values()), dtype=float)
+        arcs, size = dict(self.arcs), self.size
+        if not all(self._peers):
+            arcs, size = bounced_arcs(arcs, self.kinds, self._peers)
+        ends = np.array(list(arcs), dtype=np.int64).reshape(-1, 2)
+        return ends[:, 0], ends[:, 1], np.array(list(arcs.values()), dtype=float), size
 
     def candidates(
         self, vertices: Sequence[int], devices: Sequence[int]
@@ -351,7 +368,7 @@ def _integers(rates: numpy.ndarray[Any, Any], total: float) -> numpy.ndarray[Any
     """
     import numpy as np
 
-    whole = np.rint(rates).astype(np.int64)
+    whole = np.rint(np.minimum(rates, 2.0**62)).astype(np.int64)
     unit = float(max(1, int(np.gcd.reduce(whole))))
     unit = max(unit, 2 * total / _LARGEST)
     capped = np.rint(np.minimum(rates, 2 * total) / unit)

@@ -10,7 +10,8 @@ three devices can take no more than their own share from a hundred.)
 2. Each part is split again in the same way. A part whose own split exchanges less than `FACTOR`
    times what is exchanged around it is no domain; its parts take its place, and are compared
    with the same surroundings. So pairs of GPUs that share a NIC but have NVLink for themselves are
-   no tier, as a pair is hardly poorer than its members.
+   no tier, as a pair is hardly poorer than its members. Nor are devices without peer
+   access a domain where no memory of a host lies among them: what they exchange leaves the part.
 
 A part keeps the switches whose nearest devices all lie in it. Splits of parts that look alike
 (`DomainGraph.look`) are measured once.
@@ -65,7 +66,7 @@ def _split(graph: DomainGraph, vertices: Sequence[int], around: float) -> list[T
     if len(devices) == 1:
         return [devices[0]]
     labels, exchange = _poorest_split(graph, vertices, devices)
-    rich = exchange >= FACTOR * around
+    rich = exchange >= FACTOR * around and graph.can_meet(vertices, devices)
     children = [
         child
         for members in graph.parts(vertices, labels)

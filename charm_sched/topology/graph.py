@@ -25,9 +25,15 @@ from charm_sched.topology.profiles import ComputeProfile
 if TYPE_CHECKING:
     import networkx
 
+    from charm_sched.topology.conditions import Condition
     from charm_sched.topology.costs import RunningCost
     from charm_sched.topology.domains import Hierarchy
+    from charm_sched.topology.ramp import Ramp
     from charm_sched.topology.routing import Router
+
+
+HOST_MEMORY = "host_memory"
+"""The kind of the switches that stand for a host's memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,22 +43,32 @@ class Device:
     Attributes:
         memory: bytes, or None where unknown.
         port: by default the sum of the device's links.
+        peer: whether other devices reach its memory; if not, what it sends and receives is copied
+            through the memory of the host, but over a link of its own to another device.
+        id: what the system calls it: PCI address, UUID; several words where there are several.
     """
 
     name: str
     compute: ComputeProfile
     memory: float | None
     port: float
+    peer: bool = True
     assumed: tuple[str, ...] = ()
     source: str = ""
+    id: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switch:
-    """What forwards: "nvswitch", "pcie_switch", "root_complex", "nic", "leaf", "spine" ..."""
+    """What forwards: "nvswitch", "pcie_switch", "root_complex", "nic", "leaf", "spine" ...
+
+    Attributes:
+        id: what the system calls it: PCI address, RDMA device, network interface.
+    """
 
     name: str
     kind: str
+    id: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +79,7 @@ class Link:
         bandwidth: bytes per second of all flows together (of both directions, if `shared`).
         latency: seconds.
         flow_cap: the most a single flow gets, in bytes per second.
+        ramp: what part of the bandwidth a message gets by its size, under the condition "ramp".
         shared: half duplex; the opposite direction has the same capacity.
         assumed_keys: which of the numbers are assumed rather than sourced.
     """
@@ -78,6 +95,7 @@ class Link:
     assumed: bool
     source: str
     assumed_keys: tuple[str, ...] = ()
+    ramp: Ramp | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +116,8 @@ class Route:
 
     Attributes:
         links: indices of the links crossed, in order.
-        capacities: indices of everything the flow competes for, both device ports included.
+        capacities: indices of everything the flow competes for, both device ports included; one
+            that it crosses twice, to the host's memory and back, stands there twice.
         latency: seconds, the sum over the links.
         flow_cap: bytes per second, the least along the way; infinite when none.
     """
@@ -131,6 +150,8 @@ class Topology:
     Attributes:
         extra_assumptions: sentences the file itself adds to those about its numbers.
         costs: what the whole machine costs to run; None where the file does not say.
+        conditions: other numbers that can be turned on by name, as the file gives them.
+        under: the built-in conditions that hold (`charm_sched.topology.conditions`).
         tier_names: outermost first, as the file names them; None to have them named.
         domain_override: the hierarchy as the file gives it (nested name, devices, domains); None to
         find it.
@@ -147,6 +168,8 @@ class Topology:
     domain_override: tuple[Mapping[str, Any], ...] | None = field(default=None, repr=False)
     extra_assumptions: tuple[str, ...] = field(default=(), repr=False)
     costs: RunningCost | None = field(default=None, repr=False)
+    conditions: tuple[Condition, ...] = field(default=(), repr=False)
+    under: tuple[str, ...] = ()
     where: str = field(default="topology", repr=False)
 
     @functools.cached_property
@@ -252,6 +275,29 @@ class Topology:
         """
         return self._router.route(self.device_index(src), self.device_index(dst))
 
+    def message_cap(self, route: Route, size: float) -> float:
+        """Return the most that a message of so many bytes gets on its way, in bytes per second.
+
+        The caps of flows and, under the condition "ramp", what its size gets of each link.
+        """
+        if "ramp" not in self.under or not size:
+            return route.flow_cap
+        links = (self.links[i] for i in route.links)
+        parts = (k.ramp.part(size) * k.bandwidth for k in links if k.ramp is not None)
+        return min((route.flow_cap, *parts))
+
+    def planned_latency(self, route: Route) -> float:
+        """Return the seconds that a message takes beside its bytes, for planning.
+
+        The latency and, under the condition "ramp", what the slowest ramp of its links costs it.
+        """
+        if "ramp" not in self.under:
+            return route.latency
+        links = (self.links[i] for i in route.links)
+        return route.latency + max(
+            (link.ramp.delay(link.bandwidth) for link in links if link.ramp), default=0.0
+        )
+
     def domains(self, devices: Sequence[str] | None = None) -> Domain:
         """Return the tree of domains, restricted to `devices` (all of them by default).
 
@@ -327,5 +373,12 @@ def shipped_names() -> tuple[str, ...]:
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of topology files, for editors."""
     from charm_sched.topology.schema import json_schema as build
+
+    return build()
+
+
+def profile_schema() -> dict[str, Any]:
+    """Return the JSON Schema of profile files, for editors."""
+    from charm_sched.topology.schema import profile_schema as build
 
     return build()

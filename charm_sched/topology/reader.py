@@ -55,6 +55,21 @@ class Cursor:
                 self.fail(f'the key "{key}"', "none", f"add {key}: ...")
         return entries
 
+    def document(self, schema: str, version: int) -> None:
+        """Refuse a foreign document before its keys are looked at."""
+        entries = self.entries()
+        for key in ("schema", "version"):
+            if key not in entries:
+                self.fail(
+                    f'the key "{key}"', "none", f'add "schema: {schema}" and "version: {version}"'
+                )
+        if entries["schema"].text("a schema name") != schema:
+            entries["schema"].fail(f'"{schema}"')
+        if entries["version"].integer("a version", most=999_999) != version:
+            entries["version"].fail(
+                f"version {version}", hint=f"this release reads version {version} only"
+            )
+
     def entries(self) -> dict[str, Cursor]:
         """Return the entries of a mapping with free keys."""
         if not isinstance(self.node.value, dict):
@@ -122,6 +137,14 @@ class Cursor:
         value = str(self.node.value) if self.node.tag in ("a number", "an integer") else ""
         if re.fullmatch(r"0?\.[0-9]+|1(?:\.0+)?", value, re.ASCII) is None or not float(value):
             self.fail(f"{noun}: a number above 0 and at most 1")
+        return float(value)
+
+    def factor(self, noun: str, most: float = 100.0) -> float:
+        """Return a plain number from 1 to `most`."""
+        value = str(self.node.value) if self.node.tag in ("a number", "an integer") else ""
+        plain = re.fullmatch(r"[0-9]{1,6}(?:\.[0-9]+)?", value, re.ASCII)
+        if plain is None or not 1 <= float(value) <= most:
+            self.fail(f"{noun}: a number from 1 to {most:g}")
         return float(value)
 
     def bandwidth(self) -> float:

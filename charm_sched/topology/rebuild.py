@@ -157,9 +157,7 @@ def slowed(profile: ComputeProfile, factor: float, name: str | None = None) -> C
         profile,
         name=name or f"{profile.name}-slow{factor:g}",
         peak={dtype: peak / factor for dtype, peak in profile.peak.items()},
-        rates=tuple(
-            replace(rate, flops_per_second=rate.flops_per_second / factor) for rate in profile.rates
-        ),
+        rates=tuple(rate.scaled_to(rate.flops_per_second / factor) for rate in profile.rates),
         overhead=profile.overhead * factor,
         memory_bandwidth=profile.memory_bandwidth / factor,
     )

@@ -6,6 +6,10 @@ destination. Where several predecessors are equally good, the half of the path n
 chooses by the destination's rank among the devices equally far below the switch (which sends any
 shift of ranks over disjoint links, as destination-based routing does in fat trees), the half near
 the source by the source's.
+
+Where an end has no peer access the way goes through the memory of a host: that of the receiver, as
+with NCCL's shared-memory transport (transport/shm.cc), or of the end without peer access; and where
+it leaves the host by a network card, through that of each end without peer access.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from charm_sched.errors import TopologyError
-from charm_sched.topology.graph import Route, Topology
+from charm_sched.topology.graph import HOST_MEMORY, Route, Topology
 
 _SEARCH_BYTES = 64 * 2**20  # kept breadth-first searches
 _ROUTES = 1 << 17  # kept routes
@@ -48,7 +52,7 @@ class Router:
         self._topology = topology
         self._devices = len(topology.devices)
         names = topology.part_names
-        index = {name: i for i, name in enumerate(names)}
+        self._index = index = {name: i for i, name in enumerate(names)}
         self._out: list[list[tuple[int, int, float]]] = [[] for _ in names]
         self._into: list[list[tuple[int, int, float]]] = [[] for _ in names]
         for link in topology.links:
@@ -60,6 +64,9 @@ class Router:
         self._searches: OrderedDict[int, _Search] = OrderedDict()
         self._keep = max(16, _SEARCH_BYTES // (12 * len(names) + 1))
         self._routes: dict[tuple[int, int], Route] = {}
+        self._bounces = {i for i, device in enumerate(topology.devices) if not device.peer}
+        self._kinds = [""] * self._devices + [switch.kind for switch in topology.switches]
+        self._memories: dict[int, int] = {}
         self._below: dict[tuple[int, int], dict[int, int]] = {}
 
     def route(self, src: int, dst: int) -> Route:
@@ -68,8 +75,35 @@ class Router:
         if route is None:
             if len(self._routes) >= _ROUTES:
                 self._routes.clear()
-            route = self._routes[src, dst] = self._make(self._path(src, dst), src, dst)
+            links = self._path(src, dst)
+            if len(links) > 1 and (src in self._bounces or dst in self._bounces):
+                links = self._bounced(src, dst)
+            route = self._routes[src, dst] = self._make(links, src, dst)
         return route
+
+    def _bounced(self, src: int, dst: int) -> list[int]:
+        """Return the links from `src` through the memory of hosts to `dst`."""
+        stops = [self._memory(end) for end in (src, dst) if end in self._bounces]
+        links = self._through(src, stops[-1:], dst)
+        if len(set(stops)) > 1 and any(self._is_card(i) for i in links):
+            links = self._through(src, stops, dst)
+        return links
+
+    def _through(self, src: int, stops: list[int], dst: int) -> list[int]:
+        legs = zip((src, *stops), (*stops, dst), strict=True)
+        return [link for start, end in legs for link in self._path(start, end)]
+
+    def _is_card(self, index: int) -> bool:
+        return self._kinds[self._index[self._topology.links[index].dst]] == "nic"
+
+    def _memory(self, device: int) -> int:
+        """Return the host's memory nearest to a device."""
+        if device not in self._memories:
+            hosts = [v for v, kind in enumerate(self._kinds) if kind == HOST_MEMORY]
+            search = self._search(device, hosts[0])
+            near = [host for host in hosts if search.hops[host] != _FAR]
+            self._memories[device] = min(near, key=lambda host: search.hops[host])
+        return self._memories[device]
 
     def _make(self, links: list[int], src: int, dst: int) -> Route:
         if not links:
@@ -80,7 +114,7 @@ class Router:
         caps = [topology.links[i].flow_cap for i in links]
         return Route(
             links=tuple(links),
-            capacities=(ports + 2 * src, *dict.fromkeys(crossed), ports + 2 * dst + 1),
+            capacities=(ports + 2 * src, *crossed, ports + 2 * dst + 1),
             latency=math.fsum(topology.links[i].latency for i in links),
             flow_cap=min((cap for cap in caps if cap is not None), default=math.inf),
         )
@@ -145,7 +179,7 @@ class Router:
         self._searches[src] = search
         while search.hops[dst] == _FAR:
             if not search.frontier:
-                names = self._topology.device_names
+                names = self._topology.part_names
                 raise TopologyError(
                     f"{self._topology.name}: expected a route from "
                     f'"{names[src]}" to "{names[dst]}", found none that '

@@ -52,9 +52,7 @@ def _scaled_profile(profile: ComputeProfile, factor: float) -> ComputeProfile:
     return replace(
         profile,
         peak={dtype: peak * factor for dtype, peak in profile.peak.items()},
-        rates=tuple(
-            replace(rate, flops_per_second=rate.flops_per_second * factor) for rate in profile.rates
-        ),
+        rates=tuple(rate.scaled_to(rate.flops_per_second * factor) for rate in profile.rates),
         overhead=profile.overhead / factor,
         memory_bandwidth=profile.memory_bandwidth * factor,
     )

@@ -7,71 +7,22 @@ fastest.
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from charm_sched.topology.compute import read_assumed, read_profile, read_source
+from charm_sched.topology.conditions import Condition, read_conditions, read_under
 from charm_sched.topology.costs import RunningCost, read_costs
+from charm_sched.topology.library import load_profile, shipped_profile, shipped_profiles
+from charm_sched.topology.patterns import Pattern, read_pattern
 from charm_sched.topology.profiles import ComputeProfile
+from charm_sched.topology.ramp import Ramp, read_ramp
 from charm_sched.topology.reader import Cursor, nearest
 
 SCHEMA = "charm-sched/topology"
 VERSION = 1
-MAX_PARTS = 1_000_000  # devices, switches or links; more is a mistake in a range
 PAIRINGS = ("block", "cycle", "all")
-
-_RANGE = re.compile(r"(\d+)\.\.(\d+)", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class Pattern:
-    """A name with ranges, and where it was written."""
-
-    text: str
-    cursor: Cursor
-
-    @property
-    def count(self) -> int:
-        """How many names it stands for."""
-        return math.prod(int(b) - int(a) + 1 for a, b in _RANGE.findall(self.text))
-
-    def names(self) -> list[str]:
-        """Return the names in order, the last range turning fastest."""
-        names = [""]
-        end = 0
-        for match in _RANGE.finditer(self.text):
-            first, last = match.groups()
-            width = len(first) if first.startswith("0") and len(first) > 1 else 0
-            fixed = self.text[end : match.start()]
-            numbers = [f"{fixed}{i:0{width}d}" for i in range(int(first), int(last) + 1)]
-            names = [head + number for head in names for number in numbers]
-            end = match.end()
-        return [name + self.text[end:] for name in names]
-
-
-def read_pattern(cursor: Cursor, noun: str) -> Pattern:
-    """Read a name with ranges."""
-    text = cursor.text(noun)
-    plain = Cursor(
-        type(cursor.node)(_RANGE.sub("0", text), "text", cursor.node.line), *_spot(cursor)
-    )
-    try:
-        plain.name(noun)
-    except ValueError:
-        cursor.fail(f'{noun} of letters, digits and _ - + : . /, with ranges such as "gpu0..7"')
-    for first, last in _RANGE.findall(text):
-        if len(first) > 9 or len(last) > 9 or not int(first) <= int(last):
-            cursor.fail("a range from a smaller to a larger number", f'"{first}..{last}"')
-    pattern = Pattern(text, cursor)
-    if pattern.count > MAX_PARTS:
-        cursor.fail(f"at most {MAX_PARTS} names", f'{pattern.count} in "{text}"')
-    return pattern
-
-
-def _spot(cursor: Cursor) -> tuple[str, str]:
-    return cursor.path, cursor.where
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +33,10 @@ class DeviceSpec:
     profile: str
     memory: float | None
     port: float | None
+    peer: bool
     assumed: tuple[str, ...]
     source: str
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +45,7 @@ class SwitchSpec:
 
     pattern: Pattern
     kind: str
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +61,7 @@ class LinkSpec:
     reverse: float
     latency: float
     flow_cap: float | None
+    ramp: Ramp | None
     shared: bool
     assumed: tuple[str, ...]
     source: str
@@ -155,49 +110,54 @@ class Document:
     domains: tuple[DomainSpec, ...] | None
     assumptions: tuple[str, ...]
     costs: RunningCost | None = None
+    conditions: tuple[Condition, ...] = ()
+    under: tuple[str, ...] = ()
 
 
 SECTION_KEYS = ("parts", "devices", "switches", "links")
-DOCUMENT_REQUIRED = ("schema", "version", "name", "profiles")
+DOCUMENT_REQUIRED = ("schema", "version", "name")
 DOCUMENT_OPTIONAL = (
-    *("description", "tiers", "kinds", "templates"),
+    *("description", "tiers", "profiles", "kinds", "templates"),
     *SECTION_KEYS,
-    *("domains", "assumptions", "costs"),
+    *("domains", "assumptions", "costs", "conditions", "under"),
 )
 
 
-def read_document(cursor: Cursor) -> Document:
+def read_document(cursor: Cursor, folder: Path | None = None) -> Document:
     """Read a whole document.
+
+    Args:
+        cursor: Its top.
+        folder: Where the profile files are that it names; None: it may name none.
 
     Raises:
         TopologyError: anything that is not exactly as the schema says.
     """
-    _check_version(cursor)
+    cursor.document(SCHEMA, VERSION)
     top = cursor.mapping(DOCUMENT_REQUIRED, DOCUMENT_OPTIONAL)
-    profiles = {
-        entry.name("a profile name"): read_profile(name, value)
-        for name, value in top["profiles"].entries().items()
-        for entry in [_key(value, name)]
-    }
+    profiles = _read_profiles(top["profiles"], folder) if "profiles" in top else {}
     kinds = top["kinds"].entries() if "kinds" in top else {}
     kinds = {_key(entry, name).name("a kind of link"): entry for name, entry in kinds.items()}
     for entry in kinds.values():
         entry.mapping((), LINK_VALUES)
     templates = top["templates"].entries() if "templates" in top else {}
-    known = (frozenset(profiles), kinds, frozenset(templates))
+    known = (frozenset(profiles) | set(shipped_profiles()), kinds, frozenset(templates))
+    sections = {
+        _key(entry, name).name("a template name"): read_section(
+            entry, entry.mapping((), ("description", *SECTION_KEYS)), *known
+        )
+        for name, entry in templates.items()
+    }
+    body = read_section(cursor, top, *known)
+    used = {device.profile for s in (*sections.values(), body) for device in s.devices}
     return Document(
         cursor=cursor,
         name=top["name"].name("a name"),
         description=top["description"].text() if "description" in top else "",
         tiers=_read_tiers(top["tiers"]) if "tiers" in top else None,
-        profiles=profiles,
-        templates={
-            _key(entry, name).name("a template name"): read_section(
-                entry, entry.mapping((), ("description", *SECTION_KEYS)), *known
-            )
-            for name, entry in templates.items()
-        },
-        body=read_section(cursor, top, *known),
+        profiles=profiles | {name: shipped_profile(name) for name in sorted(used - set(profiles))},
+        templates=sections,
+        body=body,
         domains=tuple(read_domain(entry) for entry in top["domains"].sequence("domains"))
         if "domains" in top
         else None,
@@ -205,26 +165,28 @@ def read_document(cursor: Cursor) -> Document:
         if "assumptions" in top
         else (),
         costs=read_costs(top["costs"]) if "costs" in top else None,
+        conditions=read_conditions(top["conditions"]) if "conditions" in top else (),
+        under=read_under(top["under"]) if "under" in top else (),
     )
+
+
+def _read_profiles(cursor: Cursor, folder: Path | None) -> dict[str, ComputeProfile]:
+    """Read the profiles of a document: each spelled out, or the name of a file beside it."""
+    found = {}
+    for key, entry in cursor.entries().items():
+        name = _key(entry, key).name("a profile name")
+        if not isinstance(entry.node.value, str) or entry.node.tag != "text":
+            found[name] = read_profile(name, entry)
+            continue
+        if folder is None:
+            entry.fail("a profile (peak: ..., overhead: ...): only a topology file names files")
+        found[name] = replace(load_profile(folder / entry.text("the name of a file")), name=name)
+    return found
 
 
 def _key(cursor: Cursor, key: str) -> Cursor:
     """Return the key of an entry as something to check."""
     return Cursor(type(cursor.node)(key, "text", cursor.node.line), cursor.path, cursor.where)
-
-
-def _check_version(cursor: Cursor) -> None:
-    """Refuse a foreign document before its keys are looked at."""
-    entries = cursor.entries()
-    for key in ("schema", "version"):
-        if key not in entries:
-            cursor.fail(
-                f'the key "{key}"', "none", f'add "schema: {SCHEMA}" and "version: {VERSION}"'
-            )
-    if entries["schema"].text("a schema name") != SCHEMA:
-        entries["schema"].fail(f'"{SCHEMA}"')
-    if entries["version"].integer("a version", most=999_999) != VERSION:
-        entries["version"].fail(f"version {VERSION}", hint="this release reads version 1 only")
 
 
 def _read_tiers(cursor: Cursor) -> tuple[str, ...]:
@@ -278,26 +240,32 @@ def _known(cursor: Cursor, known: frozenset[str], noun: str) -> str:
 
 
 def _read_device(cursor: Cursor, profiles: frozenset[str]) -> DeviceSpec:
-    entries = cursor.mapping(("name", "profile"), ("memory", "port", "assumed", "source"))
+    entries = cursor.mapping(
+        ("name", "profile"), (*DEVICE_NUMBERS, "peer", "assumed", "source", "id")
+    )
     return DeviceSpec(
         pattern=read_pattern(entries["name"], "a device name"),
         profile=_known(entries["profile"], profiles, "profile"),
         memory=entries["memory"].bytes() if "memory" in entries else None,
         port=entries["port"].bandwidth() if "port" in entries else None,
-        assumed=read_assumed(entries, ("memory", "port")),
-        source=read_source(entries, ("memory", "port")),
+        peer=entries["peer"].flag() if "peer" in entries else True,
+        assumed=read_assumed(entries, DEVICE_NUMBERS),
+        source=read_source(entries, DEVICE_NUMBERS),
+        id=entries["id"].text("what the system calls it") if "id" in entries else "",
     )
 
 
 def _read_switch(cursor: Cursor) -> SwitchSpec:
-    entries = cursor.mapping(("name", "kind"))
+    entries = cursor.mapping(("name", "kind"), ("id",))
     return SwitchSpec(
         pattern=read_pattern(entries["name"], "a switch name"),
         kind=entries["kind"].name("a kind of switch"),
+        id=entries["id"].text("what the system calls it") if "id" in entries else "",
     )
 
 
-LINK_NUMBERS = ("bandwidth", "reverse", "latency", "flow_cap")
+DEVICE_NUMBERS = ("memory", "port")
+LINK_NUMBERS = ("bandwidth", "reverse", "latency", "flow_cap", "ramp")
 LINK_VALUES = (*LINK_NUMBERS, "shared", "assumed", "source")
 LINK_OPTIONAL = (*LINK_VALUES, "pairing", "count")
 
@@ -336,6 +304,7 @@ def _read_link(cursor: Cursor, kinds: Mapping[str, Cursor]) -> LinkSpec:
         reverse=values["reverse"].bandwidth() if "reverse" in values else bandwidth,
         latency=values["latency"].seconds(),
         flow_cap=values["flow_cap"].bandwidth() if "flow_cap" in values else None,
+        ramp=read_ramp(values["ramp"]) if "ramp" in values else None,
         shared=shared,
         assumed=tuple(key for key in LINK_NUMBERS if key in assumed),
         source=read_source(values, LINK_NUMBERS),

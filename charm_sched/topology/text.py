@@ -1,14 +1,43 @@
-"""A topology as a file: YAML for people, or JSON."""
+"""Topology and profile files as text: read whole, written as YAML for people, or JSON."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from charm_sched.errors import TopologyError
 from charm_sched.files import write_whole
-from charm_sched.topology.graph import Topology
 
+if TYPE_CHECKING:
+    from charm_sched.topology.graph import Topology
+
+MAX_BYTES = 256 * 2**20
 _WIDTH = 120
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file.
+
+    Raises:
+        TopologyError: it cannot be read, is far too large or is no UTF-8.
+    """
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise TopologyError(f"{path}: expected at most {MAX_BYTES} bytes, found more")
+        data = path.read_bytes()
+    except OSError as error:
+        raise TopologyError(
+            f"{path}: expected a readable file, found: {error.strerror or error}"
+        ) from error
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise TopologyError(
+            f"{path}:{line}: expected UTF-8 text, found byte 0x{data[error.start]:02x} "
+            "(save the file as UTF-8)"
+        ) from error
 
 
 def write_topology(topology: Topology, path: Path) -> None:

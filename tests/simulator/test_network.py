@@ -33,6 +33,12 @@ def star(machine: Machine, devices: int, **values: object) -> Topology:
     return machine(devices, [(f"d0..{devices - 1}", "hub", values)], switches=["hub"])
 
 
+def test_each_direction_has_its_own_rate(machine: Machine, moves: Moves) -> None:
+    """As where writes to a device are slower than reads from it."""
+    topology = machine(2, [("d0", "d1", {"bandwidth": "4 GB/s", "reverse": "1 GB/s"})])
+    assert ends(moves(topology, [(0, 1, 4_000), (1, 0, 4_000)])) == near(1e-6, 4e-6)
+
+
 def test_a_path_takes_its_latency_once_and_its_slowest_link(machine: Machine, moves: Moves) -> None:
     links = [
         ("d0", "a", {"latency": "1 us", "bandwidth": "4 GB/s"}),
