@@ -13,9 +13,9 @@ from charm_sched.topology.build import build
 from charm_sched.topology.graph import Topology
 from charm_sched.topology.reader import Cursor, nearest
 from charm_sched.topology.spec import read_document
+from charm_sched.topology.text import read_text
 
 SHIPPED = Path(__file__).parent.parent / "topologies"  # a link in a checkout, a folder in the wheel
-MAX_BYTES = 256 * 2**20
 
 
 def shipped_names() -> tuple[str, ...]:
@@ -31,15 +31,19 @@ def load_topology(source: str | os.PathLike[str]) -> Topology:
     """
     path = _find(os.fspath(source))
     shipped = path.parent == SHIPPED
-    topology = parse_topology(_read(path), where=path.name if shipped else os.fspath(source))
+    where = path.name if shipped else os.fspath(source)
+    topology = parse_topology(read_text(path), where=where, folder=path.parent)
     topology.domains()  # the tier names must fit the hierarchy
     return topology
 
 
-def parse_topology(text: str, *, where: str) -> Topology:
-    """Return the topology of YAML text; `where` begins every message."""
+def parse_topology(text: str, *, where: str, folder: Path | None = None) -> Topology:
+    """Return the topology of YAML text; `where` begins every message.
+
+    Profile files that it names are looked for in `folder`; without one they are refused.
+    """
     node = topology_yaml.from_text(text, where=where)
-    return build(read_document(Cursor(node, "", where)))
+    return build(read_document(Cursor(node, "", where), folder))
 
 
 def read_topology(document: Mapping[str, Any], *, where: str) -> Topology:
@@ -66,24 +70,5 @@ def _find(source: str) -> Path:
     raise TopologyError(
         f"{source}: expected a topology file or a shipped name, found no such file"
         + (f' (did you mean "{near}"?)' if near else "")
-        + f"; shipped: {', '.join(names)}"
+        + f"; charm-topo list shows the {len(names)} shipped ones"
     )
-
-
-def _read(path: Path) -> str:
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise TopologyError(f"{path}: expected at most {MAX_BYTES} bytes, found more")
-        data = path.read_bytes()
-    except OSError as error:
-        raise TopologyError(
-            f"{path}: expected a readable file, found: {error.strerror or error}"
-        ) from error
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise TopologyError(
-            f"{path}:{line}: expected UTF-8 text, found byte 0x{data[error.start]:02x} "
-            "(save the file as UTF-8)"
-        ) from error
