@@ -7,12 +7,11 @@ Exit 0: done; 1: a problem in what the user gave or in the run; 2: usage.
 from __future__ import annotations
 
 import os
-import statistics
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from charm_sched import __version__
 from charm_sched.commands.options import (
@@ -25,14 +24,21 @@ from charm_sched.commands.options import (
     read_workload,
     strategy_names,
 )
+from charm_sched.commands.running import (
+    Row,
+    check_profile,
+    profile_targets,
+    rows_of,
+    run_document,
+    runs_of,
+    write_profiles,
+)
 from charm_sched.errors import CharmSchedError, RuntimeFailure, WorkloadError
 from charm_sched.render.terminal import complain, explain, progress_line, room_for
 from charm_sched.units import format_rate
 
 if TYPE_CHECKING:
-    from charm_sched.report.documents import Document
-    from charm_sched.runtime.trial import Trial
-    from charm_sched.search.planning import Comparison, Result
+    from charm_sched.search.planning import Comparison
     from charm_sched.workload import Workload
 
 PLAN_SUFFIXES = (".json", ".npz")
@@ -76,7 +82,7 @@ def _parser() -> ArgumentParser:
         "--strategy",
         metavar="WHAT",
         type=argument(strategy_names),
-        help=f"{STRATEGY_HELP}; of several the best is run; not with a PLAN",
+        help=f"{STRATEGY_HELP}; of several each is run; not with a PLAN",
     )
     parser.add_argument(
         "--direction",
@@ -98,6 +104,13 @@ def _parser() -> ArgumentParser:
         "--backend", choices=("reference", "cpu_flash"), help="kernel (default: by dtype)"
     )
     parser.add_argument(
+        "--profile",
+        metavar="FILE.json",
+        type=Path,
+        help="write the measured timeline of the median run, with the plan's ops by name, as a "
+        "trace for ui.perfetto.dev, and print when each level ended, predicted and measured",
+    )
+    parser.add_argument(
         "--json", action="store_true", help="print one JSON document and nothing else"
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
@@ -116,28 +129,37 @@ def _run(args: Namespace) -> None:
 
     rank, size = trial.join_world(args.timeout)
     try:
-        comparison = None
-        content = b""
-        problem = None
+        comparison, runs, problem = None, [], None
         if rank == 0:
             try:
                 comparison = _choose(args, size)
-                content = to_bytes(comparison.schedule())
+                runs = runs_of(comparison, args.strategy)
+                if args.profile:
+                    check_profile(args.profile, runs)
             except (CharmSchedError, OSError, OverflowError) as error:
-                problem = error
+                problem, runs = error, []
             else:
                 _warn(long_work(comparison, args.repeat))
-        content = trial.broadcast(content)
+        count = int(trial.broadcast(b"%d" % len(runs) if rank == 0 else None))
         if problem is not None:
             raise problem
-        if not content:
+        if not count:
             raise WorkloadError("rank 0 has no plan")  # which it says itself
-        with progress_line(f"running {args.repeat + 1} times", quiet=args.json or rank > 0):
-            found = trial.try_out(
-                from_bytes(content), repeat=args.repeat, timeout=args.timeout, backend=args.backend
-            )
+        yardstick = trial.Yardstick(comparison.workload) if comparison is not None else None
+        rows: list[Row] = []
+        for number in range(count):
+            run = runs[number] if runs else None
+            content = trial.broadcast(to_bytes(run.stored) if run else None)
+            label = f"running {run.name if run else ''} {args.repeat + 1} times"
+            with progress_line(label, quiet=args.json or rank > 0):
+                found = trial.try_out(
+                    from_bytes(content), repeat=args.repeat, timeout=args.timeout,
+                    backend=args.backend, yardstick=yardstick,
+                )  # fmt: skip
+            if run is not None:
+                rows += rows_of(run, found, args.direction)
         if comparison is not None:
-            _report(args, comparison, found)
+            _report(args, comparison, rows)
     finally:
         trial.leave_world()
 
@@ -176,20 +198,24 @@ def _choose(args: Namespace, size: int) -> Comparison:
         )
 
 
-def _report(args: Namespace, comparison: Comparison, found: Trial) -> None:
-    directions = [d for d in comparison.chosen if args.direction in (d, "both")]
-    measured = {d: measurement(comparison.chosen[d], d, found) for d in directions}
+def _report(args: Namespace, comparison: Comparison, rows: Sequence[Row]) -> None:
+    if args.profile:
+        write_profiles(args.profile, rows)
     if args.json:
         from charm_sched.report import documents as report
 
-        report.write_json(_document(comparison, measured))
+        report.write_json(run_document(comparison, rows))
         return
     from charm_sched.render import run as render_run
     from charm_sched.render import terminal
 
     kernel = args.backend or default_kernel(comparison.workload)
     with terminal.results() as console:
-        render_run.show(console, comparison, measured, kernel=kernel, repeat=args.repeat)
+        render_run.show(console, comparison, rows, kernel=kernel, repeat=args.repeat)
+        if args.profile:
+            render_run.show_levels(console, rows)
+            for path in profile_targets(args.profile, rows).values():
+                console.print(f"Timeline: {path} (open it in ui.perfetto.dev)", soft_wrap=True)
 
 
 def default_kernel(workload: Workload) -> str:
@@ -214,31 +240,6 @@ def long_work(comparison: Comparison, repeat: int) -> str | None:
         f"note: about {format_rate(flops, digits=2).replace('/s', '')} per rank and run, "
         f"{repeat + 1} runs: this takes long on processors; a smaller --seq-len is quicker"
     )
-
-
-def measurement(result: Result, direction: str, found: Trial) -> dict[str, Any]:
-    """Give what was measured of one direction: seconds, and the largest error."""
-    times = [line.makespan for line in found.timelines[direction]]
-    median = statistics.median(times)
-    return {
-        "measured_s": median,
-        "measured_spread_s": max(times) - min(times) if len(times) > 1 else None,
-        "prediction_error": result.timeline.makespan / median - 1,
-        "max_error": None if found.max_error is None else found.max_error[direction],
-    }
-
-
-def _document(comparison: Comparison, measured: dict[str, dict[str, Any]]) -> Document:
-    """Give charm-plan's document for what was run, with what was measured."""
-    from dataclasses import replace
-
-    from charm_sched.report import documents as report
-
-    run = replace(comparison, results=tuple(comparison.chosen[d] for d in measured))
-    document = report.document(run)
-    for result in document["results"]:
-        result.update(measured[result["direction"]])
-    return document
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from charm_sched.partition import count_rows
 from charm_sched.plans.plan import Plan, Schedule
 from charm_sched.runtime.numerics import DTYPES
 
+DEVICES = ("cpu", "cuda")
 _LONGEST = 1e8  # seconds: more than anybody waits, and less than a clock in nanoseconds can hold
 
 
@@ -104,10 +105,10 @@ def check_inputs(plan: Plan, rank: int, q: Tensor, k: Tensor, v: Tensor) -> None
                 f"attention: rank {rank}: {name}: expected a tensor [batch, heads, tokens, size], "
                 f"found {type(found).__name__}"
             )
-        if x.device.type != "cpu":
+        if x.device.type not in DEVICES or x.device != q.device:
             raise RuntimeFailure(
-                f"attention: {name} is on {x.device}; tensors on {x.device.type} are not "
-                f"supported yet, expected cpu"
+                f"attention: rank {rank}: {name} is on {x.device}; expected q, k and v on one "
+                f"device, which is a processor or a CUDA device"
             )
         shape = (work.batch, heads, tokens, size)
         if tuple(x.shape) != shape:

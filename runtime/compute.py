@@ -35,9 +35,9 @@ def attend_forward(step: Compute, memory: Memory, kernel: Kernel, scale: float) 
                         total = (out.to(sink.layout.items[0][0].dtype), lse)
                         continue
                     if total is None:
-                        total = _nothing(sink.layout)
+                        total = _nothing(sink.layout, q.device)
                     merge_into(total[0][:, heads, rows], total[1][:, heads, rows], out, lse)
-        memory.contribute(sink, total if total is not None else _nothing(sink.layout))
+        memory.contribute(sink, total if total is not None else _nothing(sink.layout, q.device))
 
 
 def attend_backward(step: Compute, memory: Memory, kernel: Kernel, scale: float) -> None:
@@ -45,8 +45,9 @@ def attend_backward(step: Compute, memory: Memory, kernel: Kernel, scale: float)
     queries = [memory.load(source)[0] for source in step.queries]
     grads = [memory.load(source) for source in step.grads]
     keys = [memory.load(source) for source in step.keys]
-    dqs = [_nothing(sink.layout)[0] for sink in step.query_sinks]
-    dkvs = [_nothing(sink.layout) for sink in step.key_sinks]
+    device = queries[0].device
+    dqs = [_nothing(sink.layout, device)[0] for sink in step.query_sinks]
+    dkvs = [_nothing(sink.layout, device) for sink in step.key_sinks]
     for pair in step.pairs:
         q, (dout, lse, delta) = queries[pair.query], grads[pair.query]
         (k, v), (dk, dv), dq = keys[pair.key], dkvs[pair.key], dqs[pair.query]
@@ -69,16 +70,17 @@ def attend_backward(step: Compute, memory: Memory, kernel: Kernel, scale: float)
 
 def combine(step: Combine, memory: Memory) -> None:
     """Combine partial results into one, in the order of the operands."""
-    total = _nothing(step.sink.layout)
-    for source, window in zip(step.inputs, step.windows, strict=True):
-        add(window, total, memory.load(source))
+    inputs = [memory.load(source) for source in step.inputs]
+    total = _nothing(step.sink.layout, inputs[0][0].device)
+    for fields, window in zip(inputs, step.windows, strict=True):
+        add(window, total, fields)
     memory.contribute(step.sink, total)
 
 
-def _nothing(layout: Layout) -> Fields:
+def _nothing(layout: Layout, device: torch.device) -> Fields:
     """Give the partial result of no keys: zeros, and a log-sum-exp of -inf."""
-    return tuple(_empty(spec.shape, spec.dtype) for spec in layout.items[0])
+    return tuple(_empty(spec.shape, spec.dtype, device) for spec in layout.items[0])
 
 
-def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.full(shape, 0.0 if len(shape) == 4 else -math.inf, dtype=dtype)
+def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.full(shape, 0.0 if len(shape) == 4 else -math.inf, dtype=dtype, device=device)

@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from charm_sched.errors import CharmSchedError, RuntimeFailure
 from charm_sched.runtime import compute
 from charm_sched.runtime.kernels import Kernel
 from charm_sched.runtime.memory import Memory
@@ -38,6 +39,7 @@ class Execution:
     Attributes:
         program: The program.
         left: Steps that have not ended.
+        observer: Is told when steps start and end; a driver with a clock of its own takes it away.
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class Execution:
         self._kernel = kernel
         self._transport = transport
         self._scale = scale
-        self._observer = observer
+        self.observer = observer
         self._pace = pace
         self._lock = threading.Lock()
         self._waits = list(program.waits)
@@ -82,8 +84,8 @@ class Execution:
 
     def finish(self, number: int) -> list[int]:
         """Note that a step has ended; give the steps that are ready now."""
-        if self._observer is not None:
-            self._observer.ended(self.program.steps[number].row, time.monotonic())
+        if self.observer is not None:
+            self.observer.ended(self.program.steps[number].row, time.monotonic())
         with self._lock:
             self.left -= 1
             freed = list(self.program.releases[number])
@@ -111,22 +113,31 @@ class Execution:
         self._observe_start(step.row)
         carry(message, peer=step.peer, lane=step.lane, tag=step.row, done=done)
 
+    def packed_bytes(self, number: int) -> int:
+        """Give how many bytes are copied before a transfer can be sent."""
+        step = self.program.steps[number]
+        return self._memory.packed_bytes(step) if isinstance(step, Send) else 0
+
     def land(self, number: int) -> None:
         """Take in what a transfer brought, once the transport is done with it."""
         step = self.program.steps[number]
         message = self._messages.pop(number)
         if isinstance(step, Receive):
             self._memory.arrived(step, message)
+        else:
+            assert isinstance(step, Send)
+            self._memory.sent(step, message)
 
     def compute(self, number: int) -> None:
         """Do an attend or a merge."""
         step = self.program.steps[number]
         self._observe_start(step.row)
         if self._pace is None:
-            with torch.autocast("cpu", enabled=False):  # precisions are the plan's
+            with torch.autocast(self._memory.device.type, enabled=False):  # the plan says it
                 self._do(number, step)
             return
-        time.sleep(self._pace[step.row])
+        if self._pace[step.row] > 0:  # sleeping for no time takes 50 us and more
+            time.sleep(self._pace[step.row])
         assert isinstance(step, Compute | Combine)
         sinks = (step.sink,) if isinstance(step, Combine) else (*step.query_sinks, *step.key_sinks)
         for sink in sinks:
@@ -147,9 +158,22 @@ class Execution:
         """Name a step in a message."""
         return self.program.plan.describe(self.program.steps[number].row)
 
+    def failure(self, number: int, error: Exception) -> RuntimeFailure:
+        """Name rank, op and peer of a step that failed."""
+        step = self.program.steps[number]
+        what = ""
+        if isinstance(step, Send):
+            what = f"sending to rank {step.peer} failed: "
+        elif isinstance(step, Receive):
+            what = f"receiving from rank {step.peer} failed: "
+        kind = "" if isinstance(error, CharmSchedError) else f"{type(error).__name__}: "
+        return RuntimeFailure(
+            f"rank {self.program.rank}: {self.describe(number)}: {what}{kind}{error}"
+        )
+
     def _observe_start(self, row: int) -> None:
-        if self._observer is not None:
-            self._observer.started(row, time.monotonic())
+        if self.observer is not None:
+            self.observer.started(row, time.monotonic())
 
     def _receives_first(self, ready: list[int]) -> list[int]:
         steps = self.program.steps

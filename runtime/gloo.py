@@ -15,14 +15,19 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from charm_sched.errors import RuntimeFailure
+from charm_sched.runtime.memory import Memory
+from charm_sched.runtime.threads import run_in_threads
 from charm_sched.runtime.transport import Done
+
+if TYPE_CHECKING:
+    from charm_sched.runtime.execution import Execution
 
 Json: TypeAlias = Any
 _ABORT_TAG = 2**30  # above every row number: nobody ever sends it
@@ -199,7 +204,13 @@ class Communicators:
 
 
 class GlooTransport:
-    """Carries the messages of one run; see `charm_sched.runtime.transport.Transport`."""
+    """Carries the messages of one run; see `charm_sched.runtime.transport.Carrier`.
+
+    Attributes:
+        memory: What makes the buffers of a run.
+    """
+
+    memory: Callable[..., Memory] = Memory
 
     def __init__(self, communicators: Communicators, waiters: Waiters, timeout: float) -> None:
         self._communicators = communicators
@@ -216,6 +227,10 @@ class GlooTransport:
         """Fill a buffer with what a peer sends."""
         group = self._communicators.lane(lane, peer, sends=False)
         self._follow(partial(group.recv, [message], peer, tag), done)
+
+    def drive(self, execution: Execution) -> None:
+        """Run a rank's program to its end; see `Carrier`."""
+        run_in_threads(execution, self)
 
     def abort(self) -> None:
         """End everything under way, here and on the peers, after a failure."""

@@ -4,22 +4,40 @@ A kernel takes tensors ``[batch, heads, rows, head_dim]``; the key/value heads d
 heads. It returns the output in any dtype and the log-sum-exp in the accumulation dtype. Masks
 beyond full, causal squares and bands are cut away before (`tiles`), and no row of a tile is empty.
 
-Adding a backend: satisfy `Kernel` and list it in `KERNELS`.
+The fused kernels of torch and of other packages are in `charm_sched.runtime.backends`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from charm_sched.errors import RuntimeFailure
 from charm_sched.runtime.numerics import normalise
 from charm_sched.runtime.tiles import Tile
 
 Gradients = tuple[Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What a kernel is wanted for.
+
+    Attributes:
+        device: Where the tensors are.
+        dtype: Of q, k and v.
+        head_dim: Of q and k.
+        value_dim: Of v.
+        windows: Whether the mask has sliding windows, which become tiles with bands.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    head_dim: int
+    value_dim: int
+    windows: bool = False
 
 
 class Kernel(Protocol):
@@ -28,6 +46,9 @@ class Kernel(Protocol):
     @property
     def name(self) -> str:
         """Name, as the user chooses it."""
+
+    def refusal(self, need: Need) -> str | None:
+        """Say why it cannot serve a need, as the end of "needs ..."; None where it can."""
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, *, tile: Tile, scale: float
@@ -76,6 +97,10 @@ class Reference:
 
     name = "reference"
 
+    def refusal(self, need: Need) -> str | None:
+        """Refuse nothing; see `Kernel.refusal`."""
+        return None
+
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, *, tile: Tile, scale: float
     ) -> tuple[Tensor, Tensor]:
@@ -103,92 +128,19 @@ class Reference:
         dp = _times(dout, v.transpose(-1, -2))
         ds = p * (dp - delta.unsqueeze(-1)) * scale
         dk, dv = ds.transpose(-1, -2) @ q, p.transpose(-1, -2) @ dout
-        return _times(ds, k), _sum_groups(dk, k.shape[1]), _sum_groups(dv, v.shape[1])
+        return _times(ds, k), sum_groups(dk, k.shape[1]), sum_groups(dv, v.shape[1])
 
 
-class CpuFlash:
-    """PyTorch's fused CPU kernel, which gives the log-sum-exp and has a backward.
-
-    It needs equal head sizes for q, k and v (the shorter ones are padded with zeros, which changes
-    no product) and at least one row and one key; a row that a mask leaves empty would come back
-    with log-sum-exp 0, which is why tiles never hold one.
-    """
-
-    name = "cpu_flash"
-
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, *, tile: Tile, scale: float
-    ) -> tuple[Tensor, Tensor]:
-        """Attend; see `Kernel.forward`."""
-        width, mask = v.shape[-1], band_bias(tile, q.dtype)
-        q, k, v = _padded(q, k, v)
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, 0.0, tile.causal, attn_mask=mask, scale=scale
-        )
-        return normalise(out[..., :width], lse)
-
-    def backward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        dout: Tensor,
-        lse: Tensor,
-        delta: Tensor,
-        *,
-        tile: Tile,
-        scale: float,
-    ) -> Gradients:
-        """Give the gradients; see `Kernel.backward`.
-
-        The operator takes the output only to form delta from it. Query rows that came from another
-        rank travel without their output, so it gets a stand-in that forms the same delta.
-        """
-        width, key_width = v.shape[-1], k.shape[-1]
-        mask = band_bias(tile, q.dtype)
-        out = _stand_in(dout, delta)
-        q, k, v, dout, out = _padded(q, k, v, dout, out)
-        dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            dout, q, k, v, out, lse, 0.0, tile.causal, attn_mask=mask, scale=scale
-        )
-        return dq[..., :key_width], dk[..., :key_width], dv[..., :width]
-
-
-KERNELS: dict[str, type[Kernel]] = {"reference": Reference, "cpu_flash": CpuFlash}
-
-
-def choose_kernel(name: str | None, dtype: torch.dtype) -> Kernel:
-    """Give a kernel by name; None chooses ``reference`` for fp64, ``cpu_flash`` otherwise.
-
-    Raises:
-        RuntimeFailure: The name is not known.
-    """
-    if name is None:
-        name = "reference" if dtype == torch.float64 else "cpu_flash"
-    if not isinstance(name, str) or name not in KERNELS:
-        raise RuntimeFailure(f"backend: expected {', '.join(KERNELS)}, found {name!r}")
-    return KERNELS[name]()
-
-
-def visible(tile: Tile) -> Tensor | None:
+def visible(tile: Tile, device: torch.device | None = None) -> Tensor | None:
     """Give which keys each row sees, bool ``[rows, keys]``; None where it is all."""
     if tile.full:
         return None
-    row = torch.arange(tile.rows[1] - tile.rows[0]).unsqueeze(1)
-    key = torch.arange(tile.keys[1] - tile.keys[0])
+    row = torch.arange(tile.rows[1] - tile.rows[0], device=device).unsqueeze(1)
+    key = torch.arange(tile.keys[1] - tile.keys[0], device=device)
     if tile.band is None:
         return key <= row
     lower, upper = (limit.offset + row * limit.slides for limit in tile.band)
     return (lower <= key) & (key < upper)
-
-
-def band_bias(tile: Tile, dtype: torch.dtype) -> Tensor | None:
-    """Give a band as a term to add to the scores, ``[rows, keys]``; None for other tiles."""
-    if tile.band is None:
-        return None
-    seen = visible(tile)
-    assert seen is not None
-    return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, -torch.inf)
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -207,29 +159,10 @@ def _grouped(x: Tensor, groups: int) -> Tensor:
 
 def _scores(q: Tensor, k: Tensor, tile: Tile, scale: float) -> Tensor:
     scores = _times(q, k.transpose(-1, -2)) * scale
-    seen = visible(tile)
+    seen = visible(tile, scores.device)
     return scores if seen is None else scores.masked_fill(~seen, -torch.inf)
 
 
-def _sum_groups(x: Tensor, groups: int) -> Tensor:
+def sum_groups(x: Tensor, groups: int) -> Tensor:
+    """Sum what query heads give the KV head of their group: ``[batch, groups, rows, size]``."""
     return _grouped(x, groups).sum(2)
-
-
-def _padded(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Pad the last dimension with zeros to the largest."""
-    width = max(x.shape[-1] for x in tensors)
-    return tuple(x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in tensors)
-
-
-def _stand_in(dout: Tensor, delta: Tensor) -> Tensor:
-    """Give the shortest output whose ``rowsum(out * dout)`` is ``delta``.
-
-    It is parallel to ``dout``, so all terms of the sum have one sign and rounding it to bf16 costs
-    less than rounding the true output does; its length is at most the true output's.
-    """
-    wide = dout.to(delta.dtype)
-    top = wide.abs().amax(-1, keepdim=True)
-    unit = wide / top.masked_fill(top == 0, 1)
-    square = unit.square().sum(-1, keepdim=True)
-    factor = delta.unsqueeze(-1) / (top * square).masked_fill(top == 0, 1)
-    return (unit * factor).to(dout.dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,11 +25,13 @@ class Worker:
         program: The rank's program.
         slots: Its buffers.
         transport: Carries its messages.
+        memory: Makes the buffers of a run.
     """
 
     program: Program
     slots: Slots
     transport: Transport
+    memory: Callable[..., Memory] = Memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +98,9 @@ def set_up_forward(
         pace: Compute nothing; each row's kernel takes that many seconds instead.
     """
     accumulate = worker.program.precision.accumulate
-    out = torch.zeros((*q.shape[:3], v.shape[3]), dtype=accumulate)
-    lse = torch.full(q.shape[:3], -torch.inf, dtype=accumulate)
-    memory = Memory(
+    out = torch.zeros((*q.shape[:3], v.shape[3]), dtype=accumulate, device=q.device)
+    lse = torch.full(q.shape[:3], -torch.inf, dtype=accumulate, device=q.device)
+    memory = worker.memory(
         worker.program,
         worker.slots,
         own={"q": (q,), "kv": (k, v)},
@@ -134,8 +136,8 @@ def set_up_backward(
     """
     q, k, v, out, lse, dout = tensors
     accumulate = worker.program.precision.accumulate
-    gradients = [torch.zeros(x.shape, dtype=accumulate) for x in (q, k, v)]
-    memory = Memory(
+    gradients = [torch.zeros(x.shape, dtype=accumulate, device=x.device) for x in (q, k, v)]
+    memory = worker.memory(
         worker.program,
         worker.slots,
         own={"q": (q,), "kv": (k, v), "g": (dout, lse, row_delta(out, dout, accumulate))},

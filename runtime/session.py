@@ -17,20 +17,23 @@ import torch.distributed as dist
 from charm_sched.errors import CharmSchedError, RuntimeFailure
 from charm_sched.masks.mask import Mask
 from charm_sched.plans.plan import Plan
-from charm_sched.proof.hazards import Hazards
-from charm_sched.runtime.contract import check_contract
+from charm_sched.proof.hazards import Hazards, find_hazards
+from charm_sched.runtime.backends.choice import Kernels
+from charm_sched.runtime.device import CudaDevice
 from charm_sched.runtime.execution import Execution
 from charm_sched.runtime.gloo import Communicators, GlooTransport, Waiters
 from charm_sched.runtime.groups import Group, process_group
-from charm_sched.runtime.kernels import Kernel, choose_kernel
 from charm_sched.runtime.memory import Slots
+from charm_sched.runtime.nccl import NcclGroups, check_device
 from charm_sched.runtime.passes import Worker
 from charm_sched.runtime.prepare import prepare
 from charm_sched.runtime.program import Program
 from charm_sched.runtime.rebinding import rebound_plan
-from charm_sched.runtime.threads import run_in_threads
+from charm_sched.runtime.streams import Script, StreamCarrier, StreamPool, plan_lanes
 from charm_sched.runtime.tiles import Cutter
+from charm_sched.runtime.transport import Carrier
 
+CPU = torch.device("cpu")
 KEPT_PLANS = 32
 _SHOWN = 12  # characters of a value that are shown: enough of a digest
 _UNREADY = -1  # stands for the settings of a rank that cannot take part
@@ -48,12 +51,14 @@ class Prepared:
         plan: It under the mask that was asked for.
         program: This rank's part of that.
         slots: Its buffers.
+        script: In what order a device is given it; None on processors.
     """
 
     source: Plan
     plan: Plan
     program: Program
     slots: Slots
+    script: Script | None = None
 
 
 class Session:
@@ -62,15 +67,18 @@ class Session:
     Attributes:
         communicators: The group's communicators.
         calls: How many calls all ranks have agreed on.
+        kernels: The backends that were used.
     """
 
     def __init__(self, group: dist.ProcessGroup, timeout: float) -> None:
         self.communicators = Communicators(group, timeout)
         self.calls = 0
+        self.kernels = Kernels()
+        self._group, self._timeout = group, timeout
         self._waiters = Waiters()
-        self._prepared: OrderedDict[tuple[int, Mask | None], Prepared] = OrderedDict()
+        self._prepared: OrderedDict[tuple[int, Mask | None, torch.device], Prepared] = OrderedDict()
+        self._queued: dict[torch.device, tuple[StreamPool, NcclGroups]] = {}
         self._cutter: Cutter | None = None
-        self._trusted: set[tuple[str, torch.dtype]] = set()
 
     @property
     def rank(self) -> int:
@@ -112,63 +120,106 @@ class Session:
         except RuntimeFailure:
             return  # what this rank has to say comes first
 
-    def kernel(self, name: str | None, dtype: torch.dtype) -> Kernel:
-        """Give a kernel by name, after it has shown once that it keeps its contract.
-
-        Raises:
-            RuntimeFailure: The name is not known, or the kernel breaks the contract.
-        """
-        kernel = choose_kernel(name, dtype)
-        if (kernel.name, dtype) not in self._trusted:
-            check_contract(kernel, dtype)
-            self._trusted.add((kernel.name, dtype))
-        return kernel
-
-    def prepared(self, plan: Plan, *, check: bool, mask: Mask | None = None) -> Prepared:
+    def prepared(
+        self, plan: Plan, *, check: bool, mask: Mask | None = None, device: torch.device = CPU
+    ) -> Prepared:
         """Prepare a plan once, for its own mask or another; proved before where ``check``.
 
         Raises:
             PlanError: The plan is not exactly attention, cannot run, or cannot serve the mask.
+            RuntimeFailure: There is no memory for its buffers, or the device cannot run it now.
         """
-        key = id(plan), mask
+        key = id(plan), mask, device
         prepared = self._prepared.get(key)
         if prepared is None:
-            prepared = self._rebound(plan, mask, check) if mask else self._made(plan, check)
+            prepared = (
+                self._rebound(plan, mask, check, device)
+                if mask
+                else self._made(plan, check, device)
+            )
             self._prepared[key] = prepared
             while len(self._prepared) > KEPT_PLANS:
-                self._prepared.popitem(last=False)
+                _, oldest = self._prepared.popitem(last=False)
+                if oldest.script is not None:
+                    self._queue(oldest.slots.device)[0].settle()
         self._prepared.move_to_end(key)
+        prepared.slots.fill()
+        if prepared.script is not None and prepared.script.lanes:
+            self._check_device(device)
         return prepared
 
-    def _made(self, plan: Plan, check: bool) -> Prepared:
-        program = prepare(plan, self.rank, _proved(plan) if check else None)
-        return Prepared(plan, plan, program, Slots(program.slots))
+    def _made(self, plan: Plan, check: bool, device: torch.device) -> Prepared:
+        hazards = _proved(plan) if check else find_hazards(plan)
+        program = prepare(plan, self.rank, hazards)
+        script = None if device.type == "cpu" else Script(program, hazards)
+        return Prepared(plan, plan, program, Slots(program.slots, device), script)
 
-    def _rebound(self, plan: Plan, mask: Mask, check: bool) -> Prepared:
+    def _rebound(self, plan: Plan, mask: Mask, check: bool, device: torch.device) -> Prepared:
         """Give a plan under another mask; it has the buffers of the plan itself."""
-        base = self.prepared(plan, check=check)
+        base = self.prepared(plan, check=check, device=device)
         rebound = rebound_plan(plan, mask, check=check)
         if self._cutter is None or self._cutter.mask != mask:
             self._cutter = Cutter(mask, plan.workload.seq_len)
-        return Prepared(plan, rebound, base.program.rebound(rebound, self._cutter), base.slots)
+        program = base.program.rebound(rebound, self._cutter)
+        return Prepared(plan, rebound, program, base.slots, base.script)
+
+    def _check_device(self, device: torch.device) -> None:
+        """Refuse what a device cannot do with transfers.
+
+        Raises:
+            RuntimeFailure: A CUDA graph is being captured, or another device is current.
+        """
+        check_device(device)
+        pool, _ = self._queue(device)
+        if pool.device.capturing():
+            raise RuntimeFailure(
+                f"rank {self.rank}: attention was called while a CUDA graph is captured, but its "
+                f"transfers cannot be captured (PyTorch issue 133984: point-to-point operations); "
+                f"capture what is before and behind it, and call it between the graphs"
+            )
+
+    def _queue(self, device: torch.device) -> tuple[StreamPool, NcclGroups]:
+        """Give the streams and the communicators of a device."""
+        if device not in self._queued:
+            groups = NcclGroups(self._group, device, self._timeout)
+            self._queued[device] = StreamPool(CudaDevice(device)), groups
+        return self._queued[device]
 
     def worker(
-        self, plan: Plan, timeout: float, *, check: bool, mask: Mask | None = None
-    ) -> tuple[Worker, GlooTransport]:
-        """Give what is needed to run a plan, once all ranks have agreed to run it."""
-        prepared = self.prepared(plan, check=check, mask=mask)
-        self.communicators.ensure(len(plan.streams), timeout)
-        transport = GlooTransport(self.communicators, self._waiters, timeout)
-        worker = Worker(program=prepared.program, slots=prepared.slots, transport=transport)
-        return worker, transport
+        self,
+        plan: Plan,
+        timeout: float,
+        *,
+        check: bool,
+        mask: Mask | None = None,
+        device: torch.device = CPU,
+    ) -> tuple[Worker, Carrier]:
+        """Give what is needed to run a plan, once all ranks have agreed to run it.
 
-    def run(self, execution: Execution, transport: GlooTransport) -> None:
-        """Run a program to its end.
+        Raises:
+            RuntimeFailure: Some rank did not connect within the timeout.
+        """
+        prepared = self.prepared(plan, check=check, mask=mask, device=device)
+        carrier: Carrier
+        if prepared.script is None:
+            self.communicators.ensure(len(plan.streams), timeout)
+            carrier = GlooTransport(self.communicators, self._waiters, timeout)
+        else:
+            pool, groups = self._queue(device)
+            groups.ensure(len(plan_lanes(plan)), timeout)
+            carrier = StreamCarrier(prepared.script, pool, groups)
+        worker = Worker(
+            program=prepared.program, slots=prepared.slots, transport=carrier, memory=carrier.memory
+        )
+        return worker, carrier
+
+    def run(self, execution: Execution, carrier: Carrier) -> None:
+        """Run a program to its end, or hand it to a device.
 
         Raises:
             RuntimeFailure: A step failed; rank, op and peer are named.
         """
-        run_in_threads(execution, transport)
+        carrier.drive(execution)
 
     @contextmanager
     def passing(self) -> Iterator[None]:

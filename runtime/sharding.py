@@ -26,28 +26,28 @@ def shard(
     x: Tensor,
     plan: Schedule | Plan,
     *,
+    dim: int = TOKENS,
     rank: int | None = None,
     group: Group = None,
 ) -> Tensor:
     """Give a rank's tokens of a whole tensor; gradients flow back to its own tokens.
 
     Args:
-        x: ``[batch, heads, seq_len, size]``, the same on all ranks.
+        x: ``[batch, heads, seq_len, size]``, the same on all ranks; any shape with ``dim``.
         plan: Says who owns which tokens.
+        dim: The dimension of the tokens, where it is not that of attention: 1 of
+            ``[batch, seq_len]``.
         rank: Whose tokens; None means this rank in ``group``.
         group: The ranks of the plan; None means the default group.
 
     Returns:
-        ``[batch, heads, tokens, size]``, rows in ascending order.
+        ``[batch, heads, tokens, size]``, rows in ascending order; so other shapes.
 
     Raises:
         RuntimeFailure: ``x`` has another length than the plan.
     """
     partition = partition_of(plan)
-    if x.dim() != 4 or x.shape[TOKENS] != partition.seq_len:
-        raise RuntimeFailure(
-            f"shard: expected [batch, heads, {partition.seq_len}, size], found {list(x.shape)}"
-        )
+    dim = _tokens_of("shard", x, dim, partition.seq_len)
     if rank is None:
         rank = dist.get_rank(process_group(group))
     if not 0 <= rank < partition.num_ranks:
@@ -56,8 +56,21 @@ def shard(
             f"found {rank}"
         )
     rows = partition.shards[rank]
-    pieces = [x[:, :, first:last] for first, last in rows]
-    return torch.cat(pieces, dim=TOKENS) if pieces else x[:, :, :0]
+    pieces = [x.narrow(dim, first, last - first) for first, last in rows]
+    return torch.cat(pieces, dim=dim) if pieces else x.narrow(dim, 0, 0)
+
+
+def _tokens_of(where: str, x: Tensor, dim: int, length: int) -> int:
+    """Give the dimension of the tokens, counted from the front, once it has been checked.
+
+    Raises:
+        RuntimeFailure: There is no such dimension, or it has another length.
+    """
+    at = dim + x.dim() if dim < 0 else dim
+    if not (0 <= at < x.dim() and x.shape[at] == length):
+        shape = f"[batch, heads, {length}, size]" if dim == TOKENS else f"{length} in dim {dim}"
+        raise RuntimeFailure(f"{where}: expected {shape}, found {list(x.shape)}")
+    return at
 
 
 def positions(
@@ -87,11 +100,11 @@ def positions(
     rows = torch.cat(pieces) if pieces else torch.arange(0)
     if mask is None:
         mask = (plan.forward if isinstance(plan, Schedule) else plan).workload.mask_rule
-    starts = torch.tensor([0, *_document_starts(mask)])
+    starts = torch.tensor([0, *document_starts(mask)])
     return rows - starts[torch.searchsorted(starts, rows, right=True) - 1]
 
 
-def _document_starts(mask: Mask) -> list[int]:
+def document_starts(mask: Mask) -> list[int]:
     """List where packed documents start; blocks are documents where each sees itself alone."""
     if mask.documents:
         return [*accumulate(mask.documents)][:-1]
@@ -100,7 +113,7 @@ def _document_starts(mask: Mask) -> list[int]:
     return []
 
 
-def unshard(x: Tensor, plan: Schedule | Plan, *, group: Group = None) -> Tensor:
+def unshard(x: Tensor, plan: Schedule | Plan, *, dim: int = TOKENS, group: Group = None) -> Tensor:
     """Gather the tokens of all ranks into the whole tensor, on every rank.
 
     No gradient flows through it: it is for looking at results, not for training. All ranks of the
@@ -108,12 +121,13 @@ def unshard(x: Tensor, plan: Schedule | Plan, *, group: Group = None) -> Tensor:
     the group's own timeout says.
 
     Args:
-        x: ``[batch, heads, tokens, size]``, this rank's tokens.
+        x: ``[batch, heads, tokens, size]``, this rank's tokens; any shape with ``dim``.
         plan: Says who owns which tokens.
+        dim: The dimension of the tokens; see `shard`.
         group: The ranks of the plan; None means the default group.
 
     Returns:
-        ``[batch, heads, seq_len, size]``.
+        ``[batch, heads, seq_len, size]``; so other shapes.
 
     Raises:
         RuntimeFailure: ``x`` or the group does not fit the plan.
@@ -125,32 +139,31 @@ def unshard(x: Tensor, plan: Schedule | Plan, *, group: Group = None) -> Tensor:
             f"unshard: expected a group of {len(shards)} ranks, as the plan has, found {size}"
         )
     counts = [count_rows(rows) for rows in shards]
-    if x.dim() != 4 or x.shape[TOKENS] != counts[rank]:
-        raise RuntimeFailure(
-            f"unshard: expected [batch, heads, {counts[rank]}, size] on rank {rank}, "
-            f"found {list(x.shape)}"
-        )
-    return join([*_gather(x.detach(), max(counts), group)], plan)
+    dim = _tokens_of(f"unshard: rank {rank}", x, dim, counts[rank])
+    return join([*_gather(x.detach(), dim, max(counts), group)], plan, dim)
 
 
-def join(parts: list[Tensor], plan: Schedule | Plan) -> Tensor:
+def join(parts: list[Tensor], plan: Schedule | Plan, dim: int = TOKENS) -> Tensor:
     """Put the tokens of all ranks, in rank order, into one tensor; longer parts are cut."""
     partition = partition_of(plan)
     shape = list(parts[0].shape)
-    shape[TOKENS] = partition.seq_len
+    shape[dim] = partition.seq_len
     whole = parts[0].new_empty(shape)
     for part, rows in zip(parts, partition.shards, strict=True):
         start = 0
         for first, last in rows:
-            whole[:, :, first:last] = part[:, :, start : start + last - first]
-            start += last - first
+            length = last - first
+            whole.narrow(dim, first, length).copy_(part.narrow(dim, start, length))
+            start += length
     return whole
 
 
-def _gather(x: Tensor, most: int, group: dist.ProcessGroup | None) -> list[Tensor]:
+def _gather(x: Tensor, dim: int, most: int, group: dist.ProcessGroup | None) -> list[Tensor]:
     """Gather tensors of different lengths, padded to the longest, as raw bytes."""
-    padded = x.new_zeros((*x.shape[:TOKENS], most, x.shape[3]))
-    padded[:, :, : x.shape[TOKENS]] = x
+    shape = list(x.shape)
+    shape[dim] = most
+    padded = x.new_zeros(shape)
+    padded.narrow(dim, 0, x.shape[dim]).copy_(x)
     mine = padded.reshape(-1).view(torch.uint8)
     gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(gathered, mine, group=group)

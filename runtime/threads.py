@@ -1,23 +1,35 @@
-"""Drives one rank's run: computation on the calling thread, communication on one beside it.
+"""Drives one rank's run: computation on the calling thread, communication on whoever is free.
 
-The communication thread posts transfers as soon as they are ready and takes in what arrives, also
-while a kernel runs; kernels and copies release the interpreter lock.
+Transfers are posted as soon as they are ready, and what arrives is taken in at once, also while a
+kernel runs; kernels and copies release the interpreter lock. One thread at a time serves them: the
+one that learns of an arrival, or the calling thread before it computes; waking another thread costs
+more than posting a transfer. A helper packs what is large while the calling thread computes.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 import queue
 import threading
+import time
+from collections import deque
 from functools import partial
 
-from charm_sched.errors import CharmSchedError, RuntimeFailure
+import torch
+
+from charm_sched.errors import RuntimeFailure
 from charm_sched.runtime.execution import Execution
-from charm_sched.runtime.gloo import GlooTransport
-from charm_sched.runtime.program import Receive, Send
+from charm_sched.runtime.transport import Carrier
+
+HELPED_BYTES = 1 << 18
+"""From here on packing messages takes longer than waking a thread, some 0.05 ms."""
+PATIENCE = 3e-4
+"""Seconds for which the calling thread serves transfers while a kernel is ready; starting a thread
+costs about as much."""
 
 
-def run_in_threads(execution: Execution, transport: GlooTransport) -> None:
+def run_in_threads(execution: Execution, transport: Carrier) -> None:
     """Run a rank's program to its end.
 
     Raises:
@@ -27,28 +39,28 @@ def run_in_threads(execution: Execution, transport: GlooTransport) -> None:
 
 
 class _Threads:
-    def __init__(self, execution: Execution, transport: GlooTransport) -> None:
+    def __init__(self, execution: Execution, transport: Carrier) -> None:
         self._execution = execution
         self._transport = transport
         self._changed = threading.Condition()
         self._computable: list[int] = []
         self._busy = 0
         self._failure: tuple[int, Exception] | None = None
-        self._inbox: queue.SimpleQueue[tuple[int, bool, Exception | None] | None] = (
-            queue.SimpleQueue()
-        )
+        self._closed = False
+        self._letters: deque[tuple[int, bool, Exception | None]] = deque()
+        self._serving = threading.Lock()
+        self._alarm: queue.SimpleQueue[bool] | None = None
 
     def run(self) -> None:
-        thread = threading.Thread(target=self._communicate, name="charm-transfers", daemon=True)
-        thread.start()
         try:
             self._compute()
         except BaseException:
+            self._closed = True
             self._transport.abort()
             raise
         finally:
-            self._inbox.put(None)
-        thread.join()
+            if self._alarm is not None:
+                self._alarm.put(False)
 
     def _compute(self) -> None:
         with self._changed:
@@ -61,7 +73,7 @@ class _Threads:
             except Exception as error:
                 self._fail(number, error)
         if self._failure is not None:
-            raise self._explained(*self._failure) from self._failure[1]
+            raise self._execution.failure(*self._failure) from self._failure[1]
 
     def _next(self) -> int | None:
         """Wait for a step to compute; None when all is done or something failed."""
@@ -97,45 +109,66 @@ class _Threads:
         return transfers
 
     def _send_off(self, transfers: list[int]) -> None:
-        """Let the other thread post transfers."""
-        for number in transfers:
-            self._inbox.put((number, False, None))
+        """Have transfers posted: by a helper where that takes long and a kernel is ready."""
+        if not transfers:
+            return
+        self._letters.extend((number, False, None) for number in transfers)
+        packed = sum(map(self._execution.packed_bytes, transfers))
+        if packed < HELPED_BYTES or not self._computable:
+            self._serve(PATIENCE if self._computable else math.inf)
+        if self._letters and self._computable:
+            self._call_helper()
 
-    def _communicate(self) -> None:
-        while (message := self._inbox.get()) is not None:
-            number, is_done, error = message
-            if self._failure is not None:
-                continue
-            if error is not None:
-                self._fail(number, error)
-                continue
+    def _call_helper(self) -> None:
+        if self._alarm is None:
+            self._alarm = queue.SimpleQueue()
+            threading.Thread(
+                target=self._help, args=(self._alarm,), name="charm-transfers", daemon=True
+            ).start()
+        self._alarm.put(True)
+
+    def _help(self, alarm: queue.SimpleQueue[bool]) -> None:
+        while alarm.get():
+            self._serve()
+
+    def _serve(self, patience: float = math.inf) -> None:
+        """Post and take in transfers until none is left, unless another thread does.
+
+        Args:
+            patience: Seconds after which no other one is begun. Who has little sees to it that
+                another thread goes on.
+        """
+        end = time.monotonic() + patience
+        while self._letters and time.monotonic() < end and self._serving.acquire(blocking=False):
             try:
-                waiting = [number]
-                if is_done:
-                    self._execution.land(number)
-                    waiting = self._end(number)
-                for number in waiting:
-                    self._execution.post(number, partial(self._done, number))
-            except Exception as problem:
-                self._fail(number, problem)
+                with torch.no_grad():  # a mode of each thread; kept buffers are written here
+                    while self._letters and time.monotonic() < end:
+                        self._handle(*self._letters.popleft())
+            finally:
+                self._serving.release()
+
+    def _handle(self, number: int, is_done: bool, error: Exception | None) -> None:
+        if self._failure is not None or self._closed:
+            return
+        if error is not None:
+            self._fail(number, error)
+            return
+        try:
+            waiting = [number]
+            if is_done:
+                self._execution.land(number)
+                waiting = self._end(number)
+            for number in waiting:
+                self._execution.post(number, partial(self._done, number))
+        except Exception as problem:
+            self._fail(number, problem)
 
     def _done(self, number: int, error: Exception | None) -> None:
-        self._inbox.put((number, True, error))
+        self._letters.append((number, True, error))
+        self._serve()
 
     def _fail(self, number: int, error: Exception) -> None:
         with self._changed:
             if self._failure is None:
                 self._failure = (number, error)
             self._changed.notify()
-
-    def _explained(self, number: int, error: Exception) -> RuntimeFailure:
-        program = self._execution.program
-        step = program.steps[number]
-        what = ""
-        if isinstance(step, Send):
-            what = f"sending to rank {step.peer} failed: "
-        elif isinstance(step, Receive):
-            what = f"receiving from rank {step.peer} failed: "
-        place = f"rank {program.rank}: {self._execution.describe(number)}"
-        kind = "" if isinstance(error, CharmSchedError) else f"{type(error).__name__}: "
-        return RuntimeFailure(f"{place}: {what}{kind}{error}")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rich.padding import Padding
 from rich.text import Text
 
+from charm_sched.commands.running import AUTO, Row
 from charm_sched.render.comparison import describe
 from charm_sched.render.tables import fitting, names_of
+from charm_sched.timelines.deviation import by_level
 from charm_sched.units import format_seconds
 
 if TYPE_CHECKING:
@@ -17,27 +19,28 @@ if TYPE_CHECKING:
 
     from charm_sched.search.results import Comparison
 
-HEAD = ("pass", "strategy", "predicted", "measured", "error", "spread", "max error")
+HEAD = ("pass", "strategy", "result", "predicted", "measured", "error", "spread", "max error")
+LEVEL_HEAD = ("pass", "strategy", "stream", "level", "predicted", "measured", "error")
 
 
 def show(
     console: Console,
     comparison: Comparison,
-    measured: Mapping[str, Mapping[str, Any]],
+    rows: Sequence[Row],
     *,
     kernel: str,
     repeat: int,
 ) -> None:
-    """Print what was run, and a row per pass.
+    """Print what was run, a row per strategy and pass, and who was refused.
 
     Args:
         console: Where.
-        comparison: What was chosen.
-        measured: Of each direction.
+        comparison: What was planned.
+        rows: What was run.
         kernel: Backend of the kernels.
         repeat: Timed runs.
     """
-    plan = next(iter(comparison.chosen.values())).plan
+    plan = rows[0].result.plan
     profiles = {comparison.topology.device(name).compute.name for name in plan.devices}
     ranks = f"{plan.num_ranks} rank{'s' * (plan.num_ranks != 1)}"
     runs = f"{repeat} run{'s' * (repeat != 1)}"
@@ -48,31 +51,65 @@ def show(
             "measured on this machine's processors\n"
         )
     )
-    names = names_of(comparison.chosen[direction].strategy for direction in measured)
-    rows = [
-        _row(direction, comparison, row, names) for direction, row in measured.items()
-    ]  # fmt: skip
-    width = console.width - 2
-    table = fitting(HEAD, rows, width, left=(0, 1), name=1, least=16)
+    names = _names(rows)
+    table = fitting(
+        HEAD,
+        [_row(row, names) for row in rows],
+        console.width - 2,
+        left=(0, 1, 2),
+        name=1,
+        least=16,
+    )
     console.print(Padding(table, (0, 0, 0, 2)))
-    if any(row["max_error"] is None for row in measured.values()):
+    refused = {r.strategy: r.reason for r in reversed(comparison.refused)}
+    for strategy, reason in refused.items():
+        told = reason.removeprefix(f"{strategy}: ")
+        console.print(Padding(Text(f"{strategy}: refused: {told}"), (0, 0, 0, 2)))
+    if any(row.max_error is None for row in rows):
         console.print("Too long to compare with dense attention; results are not checked.")
 
 
-def _row(
-    direction: str,
-    comparison: Comparison,
-    row: Mapping[str, Any],
-    names: Mapping[str, str],
-) -> tuple[str, ...]:
-    result = comparison.chosen[direction]
-    spread, wrong = row["measured_spread_s"], row["max_error"]
+def show_levels(console: Console, rows: Sequence[Row]) -> None:
+    """Print when each level of each stream ended, predicted and measured.
+
+    An error is over the measured time of the whole pass.
+    """
+    names = _names(rows)
+    listed = [
+        (
+            row.result.direction,
+            names[row.name],
+            level.stream,
+            str(level.level),
+            format_seconds(level.predicted, digits=3),
+            format_seconds(level.measured, digits=3),
+            f"{100 * level.error:+.1f} %",
+        )
+        for row in rows
+        for level in by_level(row.result.timeline, row.typical)
+    ]
+    console.print("\nEnd of each level; the error is over the time of the pass")
+    table = fitting(
+        LEVEL_HEAD, listed, console.width - 2, left=(0, 1, 2), name=1, least=12
+    )  # fmt: skip
+    console.print(Padding(table, (0, 0, 0, 2)))
+
+
+def _names(rows: Sequence[Row]) -> Mapping[str, str]:
+    return names_of(row.name for row in rows)
+
+
+def _row(row: Row, names: Mapping[str, str]) -> tuple[str, ...]:
+    name = names[row.name]
+    if row.name == AUTO:
+        name = f"{AUTO}: {row.result.strategy}"
     return (
-        direction,
-        names[result.strategy],
-        format_seconds(result.timeline.makespan, digits=3),
-        format_seconds(row["measured_s"], digits=3),
-        f"{100 * row['prediction_error']:+.1f} %",
-        "-" if spread is None else format_seconds(spread, digits=2),
-        "-" if wrong is None else f"{wrong:.1e}",
+        row.result.direction,
+        name,
+        {None: "-", True: "exact", False: "WRONG"}[row.exact],
+        format_seconds(row.result.timeline.makespan, digits=3),
+        format_seconds(row.measured, digits=3),
+        f"{100 * row.error:+.1f} %",
+        "-" if row.spread is None else format_seconds(row.spread, digits=2),
+        "-" if row.max_error is None else f"{row.max_error:.1e}",
     )

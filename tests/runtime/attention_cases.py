@@ -14,7 +14,8 @@ from charm_sched.planners import PLANNERS
 from charm_sched.plans.builder import Builder
 from charm_sched.plans.plan import Plan, Schedule
 from charm_sched.proof.verifier import verify
-from charm_sched.runtime.kernels import choose_kernel
+from charm_sched.runtime.backends.choice import choose_kernel
+from charm_sched.runtime.kernels import Kernel, Need
 from charm_sched.runtime.memory import Slots
 from charm_sched.runtime.numerics import DTYPES
 from charm_sched.runtime.passes import Worker, set_up_backward, set_up_forward
@@ -59,6 +60,21 @@ def make_schedule(
 def heads_for(planner: str, ranks: int, heads: int) -> int:
     """Give ``heads``, or more in steps of four where a planner needs as many as ranks."""
     return heads if planner != "ulysses" or ranks <= heads else -(-ranks // 4) * 4
+
+
+def need_for(
+    dtype: torch.dtype, head_dim: int = 8, value_dim: int = 8, *, windows: bool = True
+) -> Need:
+    """Give a need for processors."""
+    return Need(
+        device=torch.device("cpu"), dtype=dtype, head_dim=head_dim, value_dim=value_dim,
+        windows=windows,
+    )  # fmt: skip
+
+
+def kernel_for(backend: str | None, dtype: torch.dtype) -> Kernel:
+    """Give a kernel for processors, by name or the automatic one."""
+    return choose_kernel(backend, need_for(dtype))
 
 
 def make_tensors(work: Workload, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -130,7 +146,7 @@ def run_in_process(
     """Run both plans, maybe under another mask, all ranks in this process; give whole results."""
     forward, backward = schedule.plans
     ranks, scale = range(forward.num_ranks), forward.workload.scale
-    kernel = choose_kernel(backend, tensors[0].dtype)
+    kernel = kernel_for(backend, tensors[0].dtype)
     parts = [tuple(shard(x, schedule, rank=rank) for x in tensors) for rank in ranks]
     exchange = Exchange()
 

@@ -75,6 +75,7 @@ def cannot(rank: int, ranks: int, what: str) -> list[str]:
     good: dict[str, Any] = {"q": q, "plan": schedule, "timeout": WAIT}
     wrong: dict[str, dict[str, Any]] = {
         "shape": {"q": q[:, :, 1:]},
+        "dtype": {"q": q.float()},
         "no q": {"q": None},
         "backend": {"backend": "none"},
         "backend type": {"backend": 3},

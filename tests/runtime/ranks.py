@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import json
 import multiprocessing
 import os
@@ -23,11 +24,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import attention_cases as cases
 from composed_calls import changing_masks, composed, meshed, refused_masks
 from differing_calls import PLANNERS, WAIT, agreed_before, cannot, make, run, simple
+from failing_calls import killed_in_backward, no_memory, no_memory_late, not_a_number
+from queued_runs import hangs, queued
 
 from charm_sched.errors import CharmSchedError
 from charm_sched.plans.plan import Schedule
@@ -294,7 +298,10 @@ def groups(rank: int, ranks: int) -> dict[str, float]:
     return cases.errors(found, cases.dense_attention(work, *tensors))
 
 
-_TASKS_ELSEWHERE = (agreed_before, cannot, changing_masks, composed, meshed, refused_masks)
+_TASKS_ELSEWHERE = (
+    agreed_before, cannot, changing_masks, composed, hangs, killed_in_backward, meshed, no_memory,
+    no_memory_late, not_a_number, queued, refused_masks,
+)  # fmt: skip
 
 
 def one_rank(task: str, rank: int, ranks: int, folder: Path, options: dict[str, str]) -> None:
@@ -305,6 +312,8 @@ def one_rank(task: str, rank: int, ranks: int, folder: Path, options: dict[str, 
             "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=ranks,
             timeout=timedelta(seconds=30),
         )  # fmt: skip
+        if task not in globals():
+            globals().update(vars(importlib.import_module("training_calls")))
         report = {"result": globals()[task](rank, ranks, **options)}
     except CharmSchedError as error:
         report = {"error": str(error), "kind": type(error).__name__}

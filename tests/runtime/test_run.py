@@ -15,10 +15,11 @@ import torch
 from rich.console import Console
 
 import charm_sched
+from charm_sched.commands.running import Row
 from charm_sched.planners import PLANNERS
 from charm_sched.render.run import show
 from charm_sched.run import _choose, _parser, long_work
-from charm_sched.runtime.trial import dense_attention, draw_tensors
+from charm_sched.runtime.trial import Yardstick, dense_attention, draw_tensors, one_device
 from charm_sched.search.explore import SAME
 from charm_sched.workload import Workload
 
@@ -30,7 +31,7 @@ SMALL = (
 
 
 def charm_run(
-    folder: Path, *arguments: str, processes: int = 2
+    folder: Path, *arguments: str, processes: int = 2, patience: float = 120
 ) -> subprocess.CompletedProcess[str]:
     root = Path(charm_sched.__file__).parents[1]
     return subprocess.run(
@@ -39,7 +40,7 @@ def charm_run(
             "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0",
             "-m", "charm_sched.run", *arguments,
         ],
-        cwd=folder, capture_output=True, text=True, timeout=120, check=False,
+        cwd=folder, capture_output=True, text=True, timeout=patience, check=False,
         env=os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
 
@@ -70,9 +71,9 @@ def test_a_stored_plan_is_run(tmp_path: Path) -> None:
     context = " ".join(lines[1:3])
     assert context.startswith("1 run each with cpu_flash kernels; predicted for a100_pcie_80gb, ")
     assert context.endswith("measured on this machine's processors")
-    assert lines[-2].split()[4:6] == ["error", "spread"]
+    assert lines[-2].split()[5:7] == ["error", "spread"]
     row = lines[-1].split()
-    assert row[:2] == ["forward", "ring"]
+    assert row[:3] == ["forward", "ring", "exact"]
     assert row[-2] == "-"  # one run has no spread
     assert float(row[-1]) < 1e-5
 
@@ -152,22 +153,88 @@ def test_the_table_fits_80_columns_with_a_long_strategy() -> None:
     args = _parser().parse_args(["dual_numa_pcie", *SMALL])
     found = _choose(args, 2)
     name = "some/where/a_long_file_name.py:a_long_function_name"
-    chosen = {d: replace(result, strategy=name) for d, result in found.chosen.items()}
-    row = {
-        "measured_s": 0.123, "measured_spread_s": 0.0012, "prediction_error": -0.998,
-        "max_error": 1.2e-7,
-    }  # fmt: skip
+    result = replace(found.chosen["forward"], strategy=name)
+    row = Row(name=name, result=result, lines=[result.timeline], max_error=1.2e-7, exact=False)
     file = io.StringIO()
-    show(
-        Console(file=file, width=80), replace(found, chosen=chosen), {"forward": row},
-        kernel="cpu_flash", repeat=5,
-    )  # fmt: skip
+    show(Console(file=file, width=80), found, [row], kernel="cpu_flash", repeat=5)
     lines = file.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     shown = lines[-1].split()
     assert shown[0] == "forward"
     assert shown[1].endswith("function_name")
-    assert shown[4:] == ["123", "ms", "-99.8", "%", "1.2", "ms", "1.2e-07"]
+    assert shown[2] == "WRONG"
+    assert shown[7:] == ["+0.0", "%", "-"]  # the last column has no room
+
+
+ACCEPTED = ("ring", "double_ring", "all_gather", "mesh", "charm", "auto")
+
+
+@pytest.mark.slow
+def test_every_strategy_is_run_and_compared(tmp_path: Path) -> None:
+    done = charm_run(
+        tmp_path, "dual_numa_pcie", "--ranks", "6", "--strategy", "all", "--mask",
+        "docs:1000,24,3,973", "--heads", "6", "--kv-heads", "2", "--repeat", "1", processes=6,
+        patience=400,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()]
+    said = {
+        (row[0], row[1].rstrip(":")): row for row in rows if row[:1] in (["forward"], ["backward"])
+    }
+    refused = {row[0].rstrip(":") for row in rows if row[1:2] == ["refused:"]}
+    for name in (*PLANNERS, "auto"):
+        if name in refused:
+            assert name not in ACCEPTED
+            continue
+        for way in ("forward", "backward"):
+            assert "exact" in said[way, name][:4], said[way, name]
+
+
+def test_several_strategies_are_each_run_and_profiled(tmp_path: Path) -> None:
+    done = charm_run(
+        tmp_path, "dual_numa_pcie", *SMALL, "--strategy", "ring,charm", "--profile", "seen.json"
+    )
+    assert done.returncode == 0, done.stderr
+    shown = [line.split() for line in done.stdout.splitlines()]
+    assert [row[1:3] for row in shown if row[:1] == ["forward"]][:2] == [
+        ["ring", "exact"], ["charm", "exact"],
+    ]  # fmt: skip
+    heading = next(at for at, row in enumerate(shown) if row[:3] == ["End", "of", "each"])
+    assert shown[heading + 1] == [
+        "pass", "strategy", "stream", "level", "predicted", "measured", "error",
+    ]  # fmt: skip
+    assert shown[heading + 2][:4] == ["forward", "ring", "ring", "0"]
+    for name in ("ring", "charm"):
+        for way in ("forward", "backward"):
+            trace = json.loads((tmp_path / f"seen.{name}.{way}.json").read_text())
+            assert trace["otherData"]["source"] == "measured"
+            ops = [event["args"]["op"] for event in trace["traceEvents"] if event["ph"] == "X"]
+            assert any(op.startswith("transfer 0 -> 1: ") for op in ops)
+            assert any(op.startswith("attend 1: q[") for op in ops)
+
+
+def test_a_profile_never_replaces_what_is_none(tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text("{}")
+    done = charm_run(
+        tmp_path, "dual_numa_pcie", *SMALL, "--direction", "forward", "--profile", "mine.json"
+    )
+    assert done.returncode == 1
+    assert "mine.json: stands there already and is no trace" in done.stderr
+
+
+@pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16"])
+def test_what_lacks_a_few_keys_is_not_exact(dtype: str) -> None:
+    work = Workload(seq_len=600, heads=2, kv_heads=1, head_dim=16, mask="docs:560,40", dtype=dtype)
+    tensors, yardstick = draw_tensors(work, 1), Yardstick(work)
+    right = one_device(work, *tensors)
+    assert yardstick.compare(tensors, right)[1] == {"forward": True, "backward": True}
+    k, v = (x.clone() for x in tensors[1:3])
+    k[:, :, 100:110] = 0  # their weight becomes that of any key, their value nothing
+    v[:, :, 100:110] = 0
+    lacking = one_device(work, tensors[0], k, v, tensors[3])
+    assert yardstick.compare(tensors, lacking)[1] == {"forward": False, "backward": False}
+    swapped = [right[0], right[1], right[3], right[2]]
+    assert yardstick.compare(tensors, swapped)[1] == {"forward": True, "backward": False}
 
 
 @pytest.mark.parametrize("mask", ["full", "causal", "window:9", "docs:300,1,19"])

@@ -9,21 +9,28 @@ in a millisecond, instead of training a wrong model.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from charm_sched.errors import RuntimeFailure
 from charm_sched.masks.segments import Limit
-from charm_sched.runtime.kernels import Kernel, Reference
+from charm_sched.runtime.kernels import Kernel, Need, Reference
 from charm_sched.runtime.tiles import Tile
 
 _ROWS = 6
+_WHOLE = (0, _ROWS)
 _TILES = (
-    Tile((0, _ROWS), (0, _ROWS)),
-    Tile((0, _ROWS), (0, _ROWS), causal=True),
-    Tile((0, _ROWS), (0, _ROWS), band=(Limit(-2, slides=True), Limit(1, slides=True))),
+    Tile(_WHOLE, _WHOLE),
+    Tile(_WHOLE, _WHOLE, causal=True),
 )
-_SCALE = 0.3
+# The second band tells apart diagonals that start in the first key and that end in the last one.
+_BANDS = (
+    Tile(_WHOLE, _WHOLE, band=(Limit(-2, slides=True), Limit(1, slides=True))),
+    Tile((0, 4), _WHOLE, band=(Limit(0, slides=True), Limit(3, slides=True))),
+    Tile((0, 4), _WHOLE, band=(Limit(1, slides=True), Limit(_ROWS))),
+)
 # Errors that rounding explains: of values, of the log-sum-exp of fp32 sums, in each dtype. Breaches
 # of the contract are larger than 0.1 on these tensors.
 _TOLERANCE = {
@@ -34,31 +41,37 @@ _TOLERANCE = {
 }
 
 
-def check_contract(kernel: Kernel, dtype: torch.dtype) -> None:
-    """Compare a kernel with matrix products in fp64: full, causal and band, grouped heads.
+def check_contract(kernel: Kernel, need: Need) -> None:
+    """Compare a kernel with matrix products in fp64: full, causal and bands, grouped heads.
+
+    Args:
+        kernel: The kernel.
+        need: The device, dtype and head sizes to check it for; bands only where it has windows.
 
     Raises:
         RuntimeFailure: A result has another shape, dtype or value than it must have.
     """
-    q, k, v, dout = _tensors(dtype)
-    for tile in _TILES:
-        _check_tile(kernel, tile, q, k, v, dout)
+    tensors = _tensors(need)
+    for tile in (*_TILES, *(_BANDS if need.windows else ())):
+        _check_tile(kernel, tile, *tensors)
 
 
 def _check_tile(kernel: Kernel, tile: Tile, q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> None:
-    exact = Reference()
+    exact, scale = Reference(), 0.85 / math.sqrt(q.shape[-1])
+    rows, keys = slice(*tile.rows), slice(*tile.keys)
+    q, k, v, dout = q[:, :, rows], k[:, :, keys], v[:, :, keys], dout[:, :, rows]
     wide = (q.double(), k.double(), v.double(), dout.double())
-    out, lse = kernel.forward(q, k, v, tile=tile, scale=_SCALE)
-    want_out, want_lse = exact.forward(wide[0], wide[1], wide[2], tile=tile, scale=_SCALE)
+    out, lse = kernel.forward(q, k, v, tile=tile, scale=scale)
+    want_out, want_lse = exact.forward(wide[0], wide[1], wide[2], tile=tile, scale=scale)
     if lse.dtype != (torch.float64 if q.dtype == torch.float64 else torch.float32):
         raise _breach(kernel, tile, "log-sum-exp", f"fp32 (fp64 for fp64), found {lse.dtype}")
     _compare(kernel, tile, "output", out, want_out, q.dtype)
     _compare(kernel, tile, "log-sum-exp", lse, want_lse, q.dtype)
     # As if other ranks held as much again: what a row gets here is half of all.
-    total = (want_lse + 0.6931471805599453).to(lse.dtype)
+    total = (want_lse + math.log(2)).to(lse.dtype)
     delta = (want_out * wide[3]).sum(-1) * 0.5
-    found = kernel.backward(q, k, v, dout, total, delta.to(lse.dtype), tile=tile, scale=_SCALE)
-    wanted = exact.backward(*wide, total.double(), delta, tile=tile, scale=_SCALE)
+    found = kernel.backward(q, k, v, dout, total, delta.to(lse.dtype), tile=tile, scale=scale)
+    wanted = exact.backward(*wide, total.double(), delta, tile=tile, scale=scale)
     for name, have, want in zip(("dq", "dk", "dv"), found, wanted, strict=True):
         _compare(kernel, tile, name, have, want, q.dtype)
 
@@ -83,12 +96,14 @@ def _breach(kernel: Kernel, tile: Tile, name: str, what: str) -> RuntimeFailure:
     )
 
 
-def _tensors(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _tensors(need: Need) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Give q, k, v and the output's gradient; keys have a mean, which smoothing would take away."""
     generator = torch.Generator().manual_seed(0)
 
-    def draw(heads: int, mean: float) -> Tensor:
-        numbers = torch.randn((2, heads, _ROWS, 8), generator=generator, dtype=torch.float64)
-        return (numbers + mean).to(dtype)
+    def draw(heads: int, size: int, mean: float) -> Tensor:
+        shape = (2, heads, _ROWS, size)
+        numbers = torch.randn(shape, generator=generator, dtype=torch.float64)
+        return (numbers + mean).to(device=need.device, dtype=need.dtype)
 
-    return draw(4, 0.5), draw(2, 1.0), draw(2, 0.0), draw(4, 0.0)
+    key, value = need.head_dim, need.value_dim
+    return draw(4, key, 0.5), draw(2, key, 1.0), draw(2, value, 0.0), draw(4, value, 0.0)

@@ -1,0 +1,1 @@
+"""Adapters for model libraries; each imports its library only when it is used."""
