@@ -15,9 +15,37 @@ Every error is constructed from one message, so that pickling and SimPy can re-c
 
 from __future__ import annotations
 
+import re
+
+_LONGEST_WORD, _LONGEST_MESSAGE = 300, 4000
+_LONG_WORD = re.compile(rf"\S{{{_LONGEST_WORD + 1},}}")
+_LONG_QUOTE = re.compile(rf"(?<!\w)(['\"])[^'\"]{{{_LONGEST_WORD + 1},}}\1")
+
+
+def cut_long(message: str) -> str:
+    """Shorten what a message repeats of a long value: words, texts in quotes, and the whole.
+
+    >>> len(cut_long(f"expected a name, found {'x' * 10**6}"))
+    323
+    """
+    for pattern in (_LONG_WORD, _LONG_QUOTE):
+        message = pattern.sub(lambda found: _middle_out(found[0], _LONGEST_WORD), message)
+    return _middle_out(message, _LONGEST_MESSAGE)
+
+
+def _middle_out(text: str, limit: int) -> str:
+    """Leave out the middle of a text that is longer than the limit."""
+    if len(text) <= limit:
+        return text
+    end = limit // 4
+    return f"{text[: limit - end - 3]}...{text[-end:]}"
+
 
 class CharmSchedError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base of every error this package raises on purpose; long values in its message are cut."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(cut_long(a) if isinstance(a, str) else a for a in args))
 
 
 class TopologyError(CharmSchedError, ValueError):

@@ -14,6 +14,8 @@ from charm_sched.errors import TopologyError
 from charm_sched.files import write_whole
 
 if TYPE_CHECKING:
+    from argparse import _ArgumentGroup
+
     from charm_sched.importers.build import Given, Imported
     from charm_sched.importers.choices import Choices
 
@@ -40,7 +42,17 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="format of the files (default: recognised; docs/importing.md lists them)",
     )  # fmt: skip
     parser.add_argument("--name", help="name of the topology (default: that of the output file)")
-    said = parser.add_argument_group("what the files may not say")
+    said = add_choices(parser, "what the files may not say")
+    said.add_argument(
+        "--oversubscription", metavar="FACTOR", type=argument(_factor),
+        help="bandwidth from below a network switch per bandwidth upwards, such as 2",
+    )  # fmt: skip
+    said.add_argument("--under", metavar="SWITCH", help="only the hosts below this network switch")
+
+
+def add_choices(parser: ArgumentParser, title: str) -> _ArgumentGroup:
+    """Add the flags for what neither files nor tools say; gives their group."""
+    said = parser.add_argument_group(title)
     said.add_argument("--gpu", metavar="MODEL", help="GPU model, such as h100-sxm")
     said.add_argument(
         "--nvlink", metavar="BANDWIDTH", type=argument(_links),
@@ -66,15 +78,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="GPUs that share a processor, such as 0-3,4-7",
     )  # fmt: skip
     said.add_argument("--nodes", metavar="N", type=count, help="N such machines on one fabric")
-    said.add_argument(
-        "--oversubscription", metavar="FACTOR", type=argument(_factor),
-        help="bandwidth from below a network switch per bandwidth upwards, such as 2",
-    )  # fmt: skip
-    said.add_argument("--under", metavar="SWITCH", help="only the hosts below this network switch")
     parser.add_argument("--strict", action="store_true", help="refuse instead of assuming")
     parser.add_argument(
-        "--as-is", action="store_true", help="import a machine that looks broken all the same"
+        "--as-is", action="store_true", help="take a machine that looks broken as it is"
     )
+    return said
 
 
 def import_command(parser: ArgumentParser, args: Namespace) -> None:
@@ -88,10 +96,11 @@ def import_command(parser: ArgumentParser, args: Namespace) -> None:
     if args.files.count("-") > 1:
         parser.error("standard input (-) can be given once")
     output: Path | None = args.output
-    replaced = _check_output(output, args.files) if output is not None else False
+    replaced = check_output(output, args.files) if output is not None else False
     name = output.stem if output is not None else "imported"
-    made = import_texts([_given(each) for each in args.files], _choices(args), args.format, name)
-    _tell(made)
+    given = [_given(each) for each in args.files]
+    made = import_texts(given, choices_of(args), args.format, name)
+    tell(made, f"read as {', '.join(made.formats)}")
     if output is None:
         sys.stdout.write(made.text)
         return
@@ -109,7 +118,8 @@ def _given(text: str) -> Given:
     return Given(read_source(text))
 
 
-def _choices(args: Namespace) -> Choices:
+def choices_of(args: Namespace) -> Choices:
+    """Return what the user adds."""
     from charm_sched.importers.choices import Choices
 
     return Choices(
@@ -121,24 +131,24 @@ def _choices(args: Namespace) -> Choices:
         peer=None if args.peer is None else args.peer == "on",
         numa=args.numa or (),
         nodes=args.nodes,
-        oversubscription=args.oversubscription,
-        under=args.under,
+        oversubscription=getattr(args, "oversubscription", None),
+        under=getattr(args, "under", None),
         name=args.name,
         strict=args.strict,
         as_is=args.as_is,
     )
 
 
-def _tell(made: Imported) -> None:
+def tell(made: Imported, first: str) -> None:
     """Say on stderr what was read, repaired, doubted and assumed."""
-    lines = [f"read as {', '.join(made.formats)}"]
+    lines = [first]
     lines += [f"note: {note}" for note in made.notes]
     lines += [f"WARNING: {doubt}" for doubt in made.doubts]
     lines += [f"assumed: {sentence}" for sentence in made.assumptions]
     sys.stderr.write("".join(f"{line}\n" for line in lines))
 
 
-def _check_output(path: Path, files: list[str]) -> bool:
+def check_output(path: Path, files: list[str], mark: str = "written by charm-topo import") -> bool:
     """Check, before the work, that the output can be written; says whether it replaces an import.
 
     Raises:
@@ -157,7 +167,7 @@ def _check_output(path: Path, files: list[str]) -> bool:
     if any(Path(each).exists() and path.samefile(each) for each in files if each != "-"):
         raise TopologyError(f"{path}: is one of the files to import; choose another name with -o")
     with path.open("rb") as file:
-        refuse_foreign(file.read(4096), str(path))
+        refuse_foreign(file.read(4096), str(path), mark)
     return True
 
 

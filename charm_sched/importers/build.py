@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from charm_sched.errors import TopologyError
 from charm_sched.importers import writing
 from charm_sched.importers.checks import AS_IS, examined
 from charm_sched.importers.choices import Choices, Ledger
-from charm_sched.importers.cluster import Cluster
+from charm_sched.importers.cluster import Cluster, one_fabric
 from charm_sched.importers.facts import ANYWHERE, Host, Network
 from charm_sched.importers.figures import figures_for
 from charm_sched.importers.formats import format_of
@@ -21,6 +21,7 @@ from charm_sched.importers.nccl_graph import Graph, compared
 from charm_sched.importers.network import device_network
 from charm_sched.importers.reading import Source
 from charm_sched.importers.sheet import Section, Sheet
+from charm_sched.importers.soundness import sound_host, sound_network
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,15 @@ class Imported:
     assumptions: tuple[str, ...]
 
 
+Lay = Callable[[Sheet, Host, Choices, Ledger], Machine]
+
+
+def gpu_machine(sheet: Sheet, host: Host, choices: Choices, ledger: Ledger) -> Machine:
+    """Return a machine of GPUs, ready to be laid out."""
+    figures = figures_for(host, choices, ledger)
+    return Machine(sheet, host, find_places(host), figures, Section())
+
+
 @dataclass(slots=True)
 class _Import:
     """One import under way."""
@@ -52,6 +62,7 @@ class _Import:
     notes: list[str]
     doubts: list[str]
     sources: list[str]
+    lay: Lay = gpu_machine
 
 
 def import_texts(
@@ -76,9 +87,9 @@ def import_texts(
     for each, fact in zip(given, facts, strict=True):
         match fact:
             case Host():
-                hosts.setdefault(each.host, []).append(fact)
+                hosts.setdefault(each.host, []).append(sound_host(fact))
             case Network():
-                networks.append(fact)
+                networks.append(sound_network(fact))
             case Graph():
                 graphs.append(fact)
     if not hosts and not networks:
@@ -110,6 +121,37 @@ def import_texts(
     return _finished(work, [form.name for form in formats])
 
 
+def build_hosts(
+    inside: Mapping[str, Host], hosts: Sequence[str], choices: Choices, *, name: str, mark: str,
+    lay: Lay = gpu_machine,
+) -> Imported:  # fmt: skip
+    """Return the topology file of machines whose facts are known already.
+
+    Args:
+        inside: The facts of one machine of each kind, by host; "" for all others.
+        hosts: All hosts, in order; one of them is a machine alone.
+        choices: What the user adds.
+        name: Of the topology, unless the user chose one.
+        mark: First line of the file.
+        lay: Begins the layout of a machine.
+
+    Raises:
+        TopologyError: A machine looks broken, or something had to be assumed and must not be.
+    """
+    sheet = Sheet(plain_name(choices.name or name), mark)
+    work = _Import(choices, sheet, Ledger(), [], [], [], lay)
+    work.sources += dict.fromkeys(s for host in inside.values() for s in host.sources)
+    sound = {host: _examined(work, sound_host(facts)) for host, facts in inside.items()}
+    if len(hosts) > 1:
+        _cluster(work, one_fabric(hosts, "the hosts", work.ledger), sound)
+    else:
+        (only,) = sound.values()
+        sheet.body = _machine(work, only)[0]
+    if choices.strict:
+        work.ledger.refuse(name)
+    return _finished(work, list(work.sources))
+
+
 def _examined(work: _Import, host: Host) -> Host:
     """Check one host, and refuse what cannot be planned on."""
     where = host.sources[0]
@@ -139,12 +181,9 @@ def _examined(work: _Import, host: Host) -> Host:
 
 
 def _machine(work: _Import, host: Host) -> tuple[Section, Machine]:
-    places = find_places(host)
-    work.doubts += places.doubts
-    work.notes += places.notes
-    machine = Machine(
-        work.sheet, host, places, figures_for(host, work.choices, work.ledger), Section()
-    )
+    machine = work.lay(work.sheet, host, work.choices, work.ledger)
+    work.doubts += machine.places.doubts
+    work.notes += machine.places.notes
     section = machine.lay_out()
     work.notes += machine.left_out
     return section, machine
@@ -188,4 +227,8 @@ def _finished(work: _Import, formats: list[str]) -> Imported:
     sheet.heading += [f"note: {note}" for note in notes]
     sheet.heading += [f"WARNING: {doubt}" for doubt in doubts]
     sheet.assumptions = (*assumed, *(f"doubtful: {doubt}" for doubt in doubts))
-    return Imported(writing.write(sheet), tuple(formats), notes, doubts, assumed)
+    try:
+        text = writing.write(sheet)
+    except TopologyError as error:
+        raise TopologyError(f"{work.sources[0]}: {error}") from error
+    return Imported(text, tuple(formats), notes, doubts, assumed)

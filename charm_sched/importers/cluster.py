@@ -60,13 +60,7 @@ class Cluster:
                 f"--nodes: expected {len(named)}, as so many hosts are named, found {count}"
             )
         hosts = named or [f"node{i}" for i in range(count)]
-        self.ledger.assume("all NICs are on one fabric without oversubscription", "")
-        return Network(
-            sources=("the command line",),
-            hosts=tuple(hosts),
-            switches={FABRIC: FABRIC},
-            edges=tuple(Edge(a=host, b=FABRIC, kind="network") for host in hosts),
-        )
+        return one_fabric(hosts, "the command line", self.ledger)
 
     def _chosen(self, network: Network) -> Network:
         """Check the network, and take the part of it that the user wants."""
@@ -192,6 +186,17 @@ class Cluster:
         below[edge.b] += figure.value * edge.count
         self.sheet.link(self.sheet.body, plain_name(edge.a), plain_name(edge.b), edge.kind, figure,
                         Figure(value, source, assumed=True), count=edge.count)  # fmt: skip
+
+
+def one_fabric(hosts: Sequence[str], source: str, ledger: Ledger) -> Network:
+    """Return a network that joins hosts as well as their NICs allow."""
+    ledger.assume("all NICs are on one fabric without oversubscription", "")
+    return Network(
+        sources=(source,),
+        hosts=tuple(hosts),
+        switches={FABRIC: FABRIC},
+        edges=tuple(Edge(a=host, b=FABRIC, kind="network") for host in hosts),
+    )
 
 
 def _size(pattern: str) -> int:

@@ -47,6 +47,7 @@ class Gpu:
         slot: bandwidth of its own PCIe link, each way.
         peers: direct links to other GPUs.
         ranks: number of its ranks, where a job's dump says so.
+        uuid: as its driver names it.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Gpu:
     slot: float | None = None
     peers: tuple[PeerLink, ...] = ()
     ranks: int | None = None
+    uuid: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,7 @@ class Nic:
     Attributes:
         name: as links and classes name it: "nic0", "mlx5_0".
         device: name of the RDMA device, from a legend.
+        id: what the system calls the card: PCI address, interface.
         speed: line rate.
         slot: bandwidth of the card's PCIe link, which all its ports share.
         card: what tells the cards apart.
@@ -77,6 +80,7 @@ class Nic:
     speed: float | None = None
     slot: float | None = None
     card: str = ""
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

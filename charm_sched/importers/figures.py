@@ -15,6 +15,7 @@ LATENCY = {
     "xgmi": (3.4e-6, "NCCL's 3.4 us per NVLink hop (Simple protocol, graph/tuning.cc)"),
     "bridge": (3.4e-6, "NCCL's 3.4 us per NVLink hop (Simple protocol, graph/tuning.cc)"),
     "pcie": (0.75e-6, "half of the 1.5 us between near devices of Gen4 machines"),
+    "memory": (1e-6, "a margin over 0.1 us for one access to memory"),
     "uplink": (0.25e-6, "shared out from the 2.5 us across sockets of Gen4 machines"),
     "socket": (0.5e-6, "shared out from the 2.5 us across sockets of Gen4 machines"),
     "network": (6e-6, "shared out from NCCL's 14 us per network hop (Simple protocol, "

@@ -117,7 +117,7 @@ class _Reader:
             rdma = [n for n in names if re.match(r"mlx|bnxt_re|irdma|efa|hfi|rocep|ibp", n)]
             name = (rdma or names)[0]
             if name not in self.paths:
-                self.nics.append(Nic(name=name, slot=self._rate(element), card=bus[:-2]))
+                self.nics.append(Nic(name=name, slot=self._rate(element), card=bus[:-2], id=bus))
                 self.paths[name] = path
 
     def _gpu(

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from charm_sched import units
+from charm_sched.importers import pcie
 from charm_sched.importers.choices import Figure
 from charm_sched.importers.facts import SWITCH, Host, Nic, PeerLink
 from charm_sched.importers.figures import LATENCY, Figures
 from charm_sched.importers.grouping import NUMA, Place, Places, planes
-from charm_sched.importers.naming import plain_name
+from charm_sched.importers.naming import plain_name, printable
 from charm_sched.importers.sheet import Entry, Section, Sheet
 
 SLOWEST = 10e9 / 8  # bytes per second; NICs up to here manage machines
@@ -31,6 +32,8 @@ class Card:
 class Machine:
     """A section under construction."""
 
+    device_link: ClassVar[str] = "pcie"  # the kind of link between a device and what is above it
+
     sheet: Sheet
     host: Host
     places: Places
@@ -43,6 +46,19 @@ class Machine:
 
     def lay_out(self) -> Section:
         """Return the section of this machine."""
+        self._devices()
+        self._direct_links()
+        chosen = self._chosen_nics()
+        roots = [place for place in self.places.processors if self._holds(place, chosen)]
+        if not self._peer_access():
+            roots = [self._without_peers(place) for place in roots]
+        for place in roots:
+            self._place(place, None, chosen)
+        self._join([place.name for place in roots])
+        return self.section
+
+    def _devices(self) -> None:
+        """Add the GPUs and their profile."""
         model = self.figures.model
         profile = model.profile()
         self.sheet.profiles.setdefault(profile.name, profile)
@@ -52,16 +68,12 @@ class Machine:
             if not self.figures.exact:
                 fields |= {"assumed": ["memory"]}
             fields |= {"source": {"memory": f"{model.name} datasheet"}}
-            self.section.devices.append(Entry(fields, _about(gpu.bus, gpu.model)))
-        self._direct_links()
-        chosen = self._chosen_nics()
-        roots = [place for place in self.places.processors if self._holds(place, chosen)]
-        if not self.figures.peer_access():
-            roots = [self._without_peers(place) for place in roots]
-        for place in roots:
-            self._place(place, None, chosen)
-        self._join([place.name for place in roots])
-        return self.section
+            if gpu.bus or gpu.uuid:
+                fields |= {"id": _words(gpu.bus, gpu.uuid)}
+            self.section.devices.append(Entry(fields, gpu.model))
+
+    def _peer_access(self) -> bool:
+        return self.figures.peer_access()
 
     def _holds(self, place: Place, chosen: frozenset[str]) -> bool:
         gpus = {gpu.name for gpu in self.host.gpus}
@@ -149,7 +161,8 @@ class Machine:
         gpus = [name for name in place.members if name in slots]
         for gpu in gpus:
             figure = self._shares.get(gpu) or self._slot(gpu, slots[gpu])
-            self.sheet.link(self.section, gpu, name, "pcie", figure, self._latency("pcie"))
+            kind = self.device_link
+            self.sheet.link(self.section, gpu, name, kind, figure, self._latency(kind))
         self._nics(place, name, chosen)
         for each in place.inner:
             self._place(each, name, chosen)
@@ -201,11 +214,10 @@ class Machine:
                 cards.setdefault(key, []).append(nic)
         for ports in cards.values():
             name = plain_name(ports[0].name)
-            device = ", ".join(nic.device for nic in ports if nic.device)
             shared = f"{len(ports)} ports of one card" if len(ports) > 1 else ""
-            self.section.switches.append(
-                Entry({"name": name, "kind": "nic"}, _about(device, shared))
-            )
+            called = _called(ports)
+            fields = {"name": name, "kind": "nic", **({"id": called} if called else {})}
+            self.section.switches.append(Entry(fields, shared))
             figure = self._slot(ports[0].name, ports[0].slot)
             self.sheet.link(self.section, name, above, "pcie", figure, self._latency("pcie"))
             self.cards.append(Card(name, tuple(ports)))
@@ -235,6 +247,19 @@ def _plane(number: int, count: int) -> str:
 
 def _about(*texts: str) -> str:
     return ", ".join(text for text in texts if text)
+
+
+def _words(*texts: str) -> str:
+    return " ".join(dict.fromkeys(printable(" ".join(texts)).split()))
+
+
+def _called(ports: list[Nic]) -> str:
+    """Return what the system calls a card: its address, its ports, their interfaces."""
+    names = [
+        nic.device or ("" if re.fullmatch(r"(?:nic|net)[\d.-]*", nic.name) else nic.name)
+        for nic in ports
+    ]
+    return _words(pcie.bus_address(ports[0].card), *(nic.id for nic in ports), *names)
 
 
 def _card(nic: Nic) -> str:

@@ -115,6 +115,7 @@ def _gpu(a: Gpu, b: Gpu, a_direct: bool, b_direct: bool) -> Gpu:
         memory_node=_first(a.memory_node, b.memory_node),
         slot=_first(a.slot, b.slot),
         ranks=_first(a.ranks, b.ranks),
+        uuid=a.uuid or b.uuid,
         peers=peers,
     )
 
@@ -131,6 +132,7 @@ def _nics(a: tuple[Nic, ...], b: tuple[Nic, ...]) -> tuple[Nic, ...]:
                 speed=_first(nic.speed, other.speed),
                 slot=_first(nic.slot, other.slot),
                 card=nic.card or other.card,
+                id=nic.id or other.id,
             )
         )
     return (*found, *others.values())

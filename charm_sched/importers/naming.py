@@ -21,6 +21,11 @@ def plain_name(text: str) -> str:
     return "/".join(part if part[0].isalnum() else f"x{part}" for part in parts if part) or "x"
 
 
+def printable(text: str) -> str:
+    """Return a text on one line, without control characters."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+
+
 def ranges(names: Sequence[str]) -> list[str]:
     """Return patterns for names, consecutive numbers at the end as one range.
 

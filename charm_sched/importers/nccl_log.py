@@ -91,6 +91,7 @@ class _Reader:
         """Read one line of the system."""
         cpu = _CPU.match(text)
         if cpu:
+            _number(self.source, cpu[1], number)
             key = self._cpu_key(cpu[1])
             self.cpus.append(key)
             self.bridges[key] = None
@@ -100,6 +101,8 @@ class _Reader:
         if link is None:
             self.source.fail("a line such as + PCI[24.0] - GPU/2000 (0)", quoted(text), line=number)
         column, kind, rate = len(link[1]), link[2], float(link[3])
+        if link[4] == "GPU":
+            _number(self.source, link[5], number)
         while self._open and self._open[-1][0] >= column:
             self._open.pop()
         if not self._open:
@@ -204,6 +207,12 @@ class _Reader:
             slot=self.gpus[key][1],
             peers=tuple(peers),
         )
+
+
+def _number(source: Source, text: str, line: int) -> None:
+    """Refuse a name that does not end in a hexadecimal number, "0-118000" or "C1000"."""
+    if not re.fullmatch(r"(?:[0-9A-Fa-f]{1,16}-)?[0-9A-Fa-f]{1,16}", text):
+        source.fail("a hexadecimal number such as 0-118000", quoted(text), line=line)
 
 
 def _bus(key: str) -> str:

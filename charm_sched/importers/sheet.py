@@ -34,11 +34,13 @@ class Sheet:
     """A whole file.
 
     Attributes:
+        mark: the first line, which says what wrote the file.
         heading: comment lines at the top.
         kinds: values of links per kind; the first values of a kind become its default.
     """
 
     name: str
+    mark: str = "written by charm-topo import"
     description: str = ""
     heading: list[str] = field(default_factory=list)
     profiles: dict[str, ComputeProfile] = field(default_factory=dict)

@@ -252,7 +252,8 @@ class _RowReader:
             return {"NUMA Affinity": words[1]}
         if "\t" in tail:
             cells = [cell.strip() for cell in tail.split("\t")[1:]]
-            if "NUMA Affinity" in names and len(cells) == len(names) + 1 and not cells[2]:
+            twice = len(cells) == len(names) + 1 and len(cells) > 2 and not cells[2]
+            if "NUMA Affinity" in names and twice:
                 del cells[2]  # nvidia-smi prints two tabs before the last column
             found = dict(zip(names, cells, strict=False))
         elif len(words) == len(names):

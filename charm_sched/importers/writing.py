@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from charm_sched.errors import TopologyError
-from charm_sched.importers.naming import ranges
+from charm_sched.importers.naming import printable, ranges
 from charm_sched.importers.sheet import Entry, Section, Sheet
-from charm_sched.topology.document import profile_document
 from charm_sched.topology.file import parse_topology
 from charm_sched.topology.graph import Topology
+from charm_sched.topology.profile_document import profile_document
 from charm_sched.topology.profiles import ComputeProfile
 from charm_sched.topology.spec import SCHEMA, VERSION
 
-MARK = "written by charm-topo import"
+MARKS = ("written by charm-topo import", "written by charm-topo detect")
 _WIDTH = 98
 
 
@@ -36,13 +37,18 @@ def check(text: str) -> Topology:
     Raises:
         TopologyError: no valid topology.
     """
-    topology = parse_topology(text, where="imported topology")
-    topology.domains()
+    where = "what comes out"
+    try:
+        topology = parse_topology(text, where=where)
+        topology.domains()
+    except TopologyError as error:
+        found = re.sub(rf"^{where}:?(?:\d+)?: ", "", str(error))
+        raise TopologyError(f"expected a machine that can be planned on; its {found}") from error
     return topology
 
 
 def _lines(sheet: Sheet) -> Iterator[str]:
-    yield f"# {MARK}"
+    yield f"# {sheet.mark}"
     for line in sheet.heading:
         yield from _comment(line, "")
     yield f"schema: {SCHEMA}"
@@ -100,7 +106,7 @@ def _section(section: Section) -> Iterator[str]:
             if entry.fields.get("assumed"):
                 yield f"  # assumed: {', '.join(entry.fields['assumed'])}"
             line = f"  - {_flow(dict(entry.fields))}"
-            yield f"{line} # {_printable(entry.comment)}" if entry.comment else line
+            yield f"{line} # {printable(entry.comment)}" if entry.comment else line
 
 
 def _joined(entries: Sequence[Entry], key: str) -> Iterator[Entry]:
@@ -120,32 +126,31 @@ def _joined(entries: Sequence[Entry], key: str) -> Iterator[Entry]:
 def _comment(text: str, indent: str) -> Iterator[str]:
     import textwrap
 
-    for line in textwrap.wrap(_printable(text), _WIDTH - len(indent)) or [""]:
+    for line in textwrap.wrap(printable(text), _WIDTH - len(indent)) or [""]:
         yield f"{indent}# {line}".rstrip()
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
 
 
 def _flow(value: Any) -> str:  # noqa: ANN401  (any JSON value)
     import yaml
 
-    text: str = yaml.safe_dump(
-        value, default_flow_style=True, sort_keys=False, width=10**9, allow_unicode=True
-    )
+    text: str = yaml.dump(
+        value, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), default_flow_style=True,
+        sort_keys=False, width=10**9, allow_unicode=True,
+    )  # fmt: skip
     return text.removesuffix("\n").removesuffix("\n...").removesuffix("...").rstrip("\n")
 
 
-def refuse_foreign(content: bytes, name: str) -> bool:
+def refuse_foreign(content: bytes, name: str, mark: str = MARKS[0]) -> bool:
     """Say whether a file that stands at the target was written here, and may be replaced.
+
+    `mark` is what the message calls such a file.
 
     Raises:
         TopologyError: it was not.
     """
-    if content and MARK.encode() not in content[:4096]:
+    if content and not any(each.encode() in content[:4096] for each in MARKS):
         raise TopologyError(
-            f"{name}: stands there already and was not {MARK}, so it is left alone; choose another "
+            f"{name}: stands there already and was not {mark}, so it is left alone; choose another "
             "name with -o, or remove it"
         )
     return bool(content)

@@ -46,8 +46,9 @@ SCHEMA = "charm-sched/plan"
 VERSION = 1
 _BROKEN_ZIP = (  # what reading a damaged archive raises
     zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError, KeyError,
-    struct.error,
+    struct.error, MemoryError,
 )  # fmt: skip
+MOST_BYTES = {".json": 2**27, ".npz": 2**32}  # that a file may hold, unpacked
 LARGEST_JSON = 20_000  # operations; more go to .npz unless the name says .json
 
 
@@ -66,6 +67,8 @@ def save_plan(stored: Plan | Schedule, path: str | os.PathLike[str]) -> Path:
     if target.suffix not in (".json", ".npz"):
         raise PlanFileError(f"{target}: expected a name that ends in .json or .npz")
     content = _json_bytes(_plans(stored)) if target.suffix == ".json" else to_bytes(stored)
+    if target.suffix == ".json" and len(content) > MOST_BYTES[".json"]:
+        raise PlanFileError(f"{target}: this plan is too large for JSON; save it as .npz")
     try:
         write_whole(target, content)
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
@@ -84,6 +87,8 @@ def load_plan(path: str | os.PathLike[str]) -> Plan | Schedule:
     try:
         if source.is_char_device() or source.is_block_device():
             raise PlanFileError(f"{source}: expected a plan file, found a device")
+        if source.stat().st_size > MOST_BYTES[".npz"]:
+            raise PlanFileError(f"{source}: expected at most {MOST_BYTES['.npz']} bytes")
         content = source.read_bytes()
     except (OSError, ValueError) as error:
         if isinstance(error, PlanFileError):
@@ -193,11 +198,14 @@ def _parse(content: bytes) -> tuple[dict[str, Any], Mapping[str, Any]]:
     arrays: dict[str, Any] = {}
     if content[:2] == b"PK":
         try:
+            _check_unpacked(content)
             with np.load(io.BytesIO(content), allow_pickle=False) as stored:
                 arrays = {name: stored[name] for name in stored.files}
         except _BROKEN_ZIP as error:
             raise PlanFileError(f"not a plan file: {error}") from error
         content = arrays["header"].tobytes()
+    if len(content) > MOST_BYTES[".json"]:
+        raise PlanFileError(f"expected at most {MOST_BYTES['.json']} bytes of JSON, found more")
     try:
         header = json.loads(content)
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
@@ -212,6 +220,14 @@ def _parse(content: bytes) -> tuple[dict[str, Any], Mapping[str, Any]]:
     if not 1 <= len(header["plans"]) <= 2:
         raise PlanFileError(f"plans: expected one or two, found {len(header['plans'])}")
     return header, arrays
+
+
+def _check_unpacked(content: bytes) -> None:
+    """Refuse an archive that unpacks to more than any plan needs, before it is unpacked."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        size = sum(member.file_size for member in archive.infolist())
+    if size > MOST_BYTES[".npz"]:
+        raise PlanFileError(f"expected at most {MOST_BYTES['.npz']} bytes, unpacked {size}")
 
 
 def _read_plan(header: dict[str, Any], number: int, arrays: Mapping[str, Any]) -> Plan:

@@ -1,0 +1,1 @@
+"""What launchers and NCCL read, written for the ranks of a topology."""
