@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from charm_sched.commands.common import add_version, make_parser, run_command
+from charm_sched.commands.exports import add_export_flags
 from charm_sched.commands.options import (
     STRATEGY_HELP,
     add_workload_flags,
     argument,
+    memory_size,
     parameter,
     strategy_names,
 )
@@ -27,7 +29,6 @@ from charm_sched.commands.what_if import (
     add_layout_flags,
     add_sweep_flags,
 )
-from charm_sched.units import parse_bytes
 
 
 def plan_main(argv: Sequence[str] | None = None) -> int:
@@ -41,13 +42,7 @@ def sim_main(argv: Sequence[str] | None = None) -> int:
 
 
 def _add_outputs(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--trace",
-        metavar="FILE",
-        type=Path,
-        help="write the timeline for Perfetto or chrome://tracing; two directions go to "
-        "two files, NAME.forward.json and NAME.backward.json",
-    )
+    add_export_flags(parser)
     parser.add_argument(
         "--explain",
         action="store_true",
@@ -127,9 +122,16 @@ def _add_search(parser: ArgumentParser) -> None:
         "ablation: levels=false, decouple=false, remerge=false (repeatable)",
     )
     parser.add_argument(
+        "--place",
+        choices=("given", "best"),
+        default="given",
+        help="best: look for the devices and the order that take the least time, for --ranks N or "
+        "all (default: given, as --ranks or --devices say)",
+    )
+    parser.add_argument(
         "--memory",
         metavar="SIZE",
-        type=argument(parse_bytes),
+        type=argument(memory_size),
         help='most that a plan may need per device, such as "40 GB" (default: what the device has)',
     )
 

@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from charm_sched.commands import detecting as detect_command
 from charm_sched.commands import importing as import_command
+from charm_sched.commands import placing as place_command
+from charm_sched.commands import profiling as profile_command
 from charm_sched.commands.common import Handler, add_version, load_machine, make_parser, run_command
 from charm_sched.commands.options import Help, add_workload_flags, workload_of
 from charm_sched.commands.probing import DESCRIPTION, add_arguments, probe_command
 from charm_sched.errors import CharmSchedError, TopologyError
+
+LISTING_COLUMNS = 100  # at most, and where the listing is piped
+WORD_HELP = "only those whose name or description has it"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> ArgumentParser:
     parser = make_parser(
         "charm-topo",
-        "charm-topo {list,show,validate,schema,bound,probe,import} ...",
+        "charm-topo COMMAND ...",
         "Look at machines: the shipped ones and your own files.",
     )
     add_version(parser)
@@ -40,14 +46,18 @@ def _parser() -> ArgumentParser:
         added.set_defaults(handler=handler)
         return added
 
-    listing = command("list", "[--json]", "List the shipped machines", _list)
+    listing = command("list", "[WORD] [--json]", "List the shipped machines", _list)
+    listing.add_argument("word", metavar="WORD", nargs="?", default="", help=WORD_HELP)
     show = command("show", "TOPOLOGY [--json]", "Show domains, links and assumptions", _show)
     show.add_argument("topology", metavar="TOPOLOGY", help="a file, or the name of a shipped one")
     for parser_with_json in (listing, show):
         parser_with_json.add_argument("--json", action="store_true", help="print JSON")
     check = command("validate", "FILE...", "Check topology files", _validate)
     check.add_argument("files", metavar="FILE", nargs="+", help="a topology file")
-    command("schema", "", "Print the JSON Schema of topology files, for editors", _schema)
+    schema = command(
+        "schema", "[--profile]", "Print the JSON Schema of topology files, for editors", _schema
+    )
+    schema.add_argument("--profile", action="store_true", help="of profile files instead")
     limit = command(
         "bound", "TOPOLOGY [workload flags] [options]", "Say what no schedule can beat", _bound
     )
@@ -66,29 +76,65 @@ def _parser() -> ArgumentParser:
     )  # fmt: skip
     probe.description = DESCRIPTION
     add_arguments(probe)
+    profiling = command(
+        "profile", "[-o FILE] [options]", "Measure a compute profile on the machine at hand",
+        profile_command.profile_command,
+    )  # fmt: skip
+    profiling.description = profile_command.DESCRIPTION
+    profile_command.add_arguments(profiling)
+    _add_machine_commands(command)
+    return parser
+
+
+def _add_machine_commands(command: Callable[[str, str, str, Handler], ArgumentParser]) -> None:
+    """Add what describes the machine at hand, and what starts a job on it."""
     importing = command(
         "import", "FILE... [--format F] [-o FILE] [options]",
         "Make a topology file out of what other tools print", import_command.import_command,
     )  # fmt: skip
     importing.description = import_command.DESCRIPTION
     import_command.add_arguments(importing)
-    return parser
+    detecting = command(
+        "detect", "[-o FILE] [options]", "Make a topology file of the machine at hand",
+        detect_command.detect_command,
+    )  # fmt: skip
+    detecting.description = detect_command.DESCRIPTION
+    detect_command.add_arguments(detecting)
+    placing = command(
+        "place", "TOPOLOGY [workload flags] [--json]", "Choose devices for ranks, and their order",
+        place_command.place_command,
+    )  # fmt: skip
+    placing.description = place_command.PLACE
+    place_command.add_place_arguments(placing)
+    add_workload_flags(placing)
+    exporting = command(
+        "export", "TOPOLOGY --format F [-o FILE] [options]", "Write what launchers and NCCL read",
+        place_command.export_command,
+    )  # fmt: skip
+    exporting.description = place_command.EXPORT
+    place_command.add_export_arguments(exporting)
 
 
 def _list(parser: ArgumentParser, args: Namespace) -> None:
-    from charm_sched.topology.graph import load_topology, shipped_names
+    from charm_sched.topology.listing import shipped_machines
 
-    machines = [load_topology(name) for name in shipped_names()]
+    machines = shipped_machines(args.word)
     if args.json:
         from charm_sched.report import documents as report
 
-        report.write_json([report.topology_summary(machine) for machine in machines])
+        report.write_json([report.shipped_summary(machine) for machine in machines])
         return
+    if not machines:
+        raise TopologyError(
+            f'expected a word that a shipped machine has, found none with "{args.word}" '
+            "(charm-topo list)"
+        )
     from charm_sched.render import terminal
     from charm_sched.render import topology as render_topology
 
-    with terminal.results() as console:
-        console.print(render_topology.listing(machines))
+    with terminal.results(piped=LISTING_COLUMNS) as console:
+        for part in render_topology.listing(machines):
+            console.print(part, width=LISTING_COLUMNS)
 
 
 def _show(parser: ArgumentParser, args: Namespace) -> None:
@@ -150,9 +196,9 @@ def _validate(parser: ArgumentParser, args: Namespace) -> None:
 
 def _schema(parser: ArgumentParser, args: Namespace) -> None:
     from charm_sched.report import documents as report
-    from charm_sched.topology.graph import json_schema
+    from charm_sched.topology.graph import json_schema, profile_schema
 
-    report.write_json(json_schema())
+    report.write_json(profile_schema() if args.profile else json_schema())
 
 
 if __name__ == "__main__":

@@ -529,7 +529,7 @@ def test_problems_are_one_message(
         (plan_main, ["dual_node_nvlink", "--direction", "up"], "invalid choice: 'up'"),
         (plan_main, ["dual_node_nvlink", "--strategy", "auto,ring"], "expected auto or all alone"),
         (plan_main, ["dual_node_nvlink", "--strategy", "ring,"], "expected strategies such as"),
-        (plan_main, ["dual_node_nvlink", "--mask", "blocks:@f"], "not in this release"),
+        (plan_main, ["dual_node_nvlink", "--mask", "blocks:@f"], "f: cannot be read"),
         (plan_main, ["dual_node_nvlink", "--report", "x.html"], "unrecognized arguments"),
         (sim_main, [], "the following arguments are required: PLAN"),
         (topo_main, [], "the following arguments are required: COMMAND"),

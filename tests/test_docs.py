@@ -105,7 +105,7 @@ def record_answer(folder: Path) -> None:
 def test_pages_say_what_plans_run_on(page: str) -> None:
     flat = " ".join((ROOT / page).read_text().split())
     assert "gloo" in flat
-    assert re.search(r"CUDA tensors( are refused|\.)", flat)
+    assert re.search(r"CUDA (tensors|devices).{0,200}not yet run on", flat)
 
 
 def test_architecture_page_shows_real_operations() -> None:
@@ -153,8 +153,9 @@ def record_pictures(folder: Path) -> None:
 
 
 def test_readme_python_runs() -> None:
-    code, needs_torch = blocks("README.md", "python")
-    compile(needs_torch, "README.md", "exec")
+    code, *need_torch = blocks("README.md", "python")
+    for block in need_torch:  # the one with Transformers runs in tests/runtime/test_huggingface.py
+        compile(block, "README.md", "exec")
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120,

@@ -42,7 +42,8 @@ MAINS: dict[str, Callable[[Sequence[str]], int]] = {
 COMMANDS = (
     "charm-plan", "charm-sim", "charm-topo", "charm-topo list", "charm-topo show",
     "charm-topo validate", "charm-topo schema", "charm-topo bound",
-    "charm-topo import", "charm-topo probe", "charm-run", "charm-lab",
+    "charm-topo import", "charm-topo probe", "charm-topo profile", "charm-topo detect",
+    "charm-topo place", "charm-topo export", "charm-run", "charm-lab",
 )  # fmt: skip
 
 

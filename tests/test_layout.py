@@ -22,7 +22,7 @@ FOLDERS = ("simulator", "runtime", "topologies")
 LAYERS = (
     ("arrays", "errors", "files", "units"),
     ("masks.*", "models", "partition", "topology", "topology.*", "workload"),
-    ("importers", "importers.*"),
+    ("detection", "detection.*", "importers", "importers.*", "launch", "launch.*"),
     ("plans.items", "plans.ops", "plans.plan", "plans.symmetry*"),
     (
         "bounds", "bounds.*", "cost", "masks", "masks.areas", "masks.prefix_areas",
@@ -31,9 +31,10 @@ LAYERS = (
     ),
     ("planners", "planners.*"),
     ("simulator", "simulator.*", "runtime", "runtime.*", "testbed", "testbed.*"),
-    ("bounds.limits", "search", "search.*", "what_if", "what_if.*"),
+    ("bounds.limits", "placement", "placement.*", "search", "search.*", "what_if", "what_if.*"),
     (
-        "cli", "commands", "commands.*", "lab", "probing.report", "probing.write", "render",
+        "cli", "commands", "commands.*", "export", "export.*", "lab", "probing.report",
+        "probing.write", "render",
         "render.*", "report", "report.*", "run", "testbed.experiment", "testbed.faults", "topo",
         "what_if.lengths", "what_if.machines", "what_if.sweep*",
     ),
@@ -44,6 +45,8 @@ IMPORTERS = {  # who may import a library at all
     "yaml": ("topology.*", "importers.*"),
     "defusedxml": ("importers.*",),
     "rich": ("cli", "render.*", "run"),
+    "plotly": ("export.page",),
+    "google": ("export.chakra_schema",),
 }
 MAX_FILE, MAX_FUNCTION = 400, 60
 
@@ -57,7 +60,8 @@ def module_name(path: Path) -> str:
 def source_files() -> list[Path]:
     """List the package's files, through its symlinks."""
     folders = [PACKAGE, *(p for p in PACKAGE.iterdir() if p.is_dir() and p.name != "__pycache__")]
-    return sorted(path for folder in folders for path in folder.glob("*.py"))
+    own = {path for folder in folders for path in folder.glob("*.py")}
+    return sorted(own.union(*(folder.rglob("*.py") for folder in folders[1:])))
 
 
 FILES = source_files()

@@ -29,12 +29,12 @@ RESULT = {
     "compute_s": NUMBER,
     "exposed_comm_s": NUMBER, "bytes": (dict,), "link_bytes": (dict,), "peak_bytes": COUNT,
     "fits": (bool, type(None)), "ranks": COUNT, "ops": COUNT, "levels": COUNT,
-    "speedup_vs_ring": NUMBER,
+    "speedup_vs_ring": NUMBER, "validated": (dict,),
 }  # fmt: skip
 DOCUMENT = {
     "schema": TEXT, "version": COUNT, "topology": (dict,), "workload": (dict,),
     "results": (list,), "refused": (list,), "not_tried": (list,), "chosen": (dict,), "why": TEXT,
-    "memory_limit": (int, float, type(None)), "plan_file": (str, type(None)),
+    "memory_limit": (int, float, type(None)), "memory": (dict,), "plan_file": (str, type(None)),
     "trace_files": (list,), "assumptions": (list,), "seconds": (dict,),
     "cost": (dict, type(None)), "explanations": (dict,),
     "what_if": (dict, type(None)), "jitter": (list, type(None)), "sweep": (dict, type(None)),

@@ -10,9 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from charm_sched import load_topology, simulate
+from charm_sched import plan as make_plan
+from charm_sched.commands.output import TRACE_START
 from charm_sched.partition import Partition
 from charm_sched.plans.builder import Builder
 from charm_sched.plans.plan import Plan
+from charm_sched.timelines import trace
 from charm_sched.timelines.timeline import Timeline
 from charm_sched.timelines.trace import trace_document, write_trace
 from charm_sched.workload import Workload
@@ -77,3 +81,81 @@ def test_a_file_has_the_same_bytes_every_time(line: Timeline, tmp_path: Path) ->
     write_trace(line, tmp_path / "b.json")
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
     assert json.loads((tmp_path / "a.json").read_text())["traceEvents"]
+
+
+@pytest.fixture(scope="module")
+def simulated() -> Timeline:
+    machine = load_topology("dual_numa_pcie")
+    work = Workload(seq_len=2048, heads=8, kv_heads=2, head_dim=64, dtype="bf16", mask="causal")
+    return simulate(make_plan(machine, work, strategy="charm", direction="forward"), machine)
+
+
+def counters(line: Timeline) -> dict[str, list[tuple[float, float]]]:
+    found: dict[str, list[tuple[float, float]]] = {}
+    for event in events(line, "C"):
+        found.setdefault(event["name"], []).append((event["ts"], event["args"]["used"]))
+    return found
+
+
+def test_each_link_in_use_has_a_counter(simulated: Timeline) -> None:
+    found = counters(simulated)
+    assert simulated.topology is not None
+    used = {
+        f"{capacity.name} ({capacity.kind})"
+        for capacity, part in zip(simulated.topology.capacities, simulated.link_busy, strict=True)
+        if part > 0
+    }
+    assert found.keys() == used
+    for steps in found.values():
+        times = [time for time, _ in steps]
+        assert times == sorted(times)
+        assert all(0 <= part <= 1 for _, part in steps)
+        assert max(part for _, part in steps) > 0
+        assert steps[-1][1] == 0
+        assert times[-1] <= simulated.makespan * 1e6 * (1 + 1e-9)
+
+
+def test_links_are_a_process_behind_the_ranks(simulated: Timeline) -> None:
+    assert {event["pid"] for event in events(simulated, "C")} == {8}
+    names = {
+        event["args"]["name"]: event["pid"]
+        for event in events(simulated, "M")
+        if event["name"] == "process_name"
+    }
+    assert names["links (part of the bandwidth in use)"] == 8
+    assert len(names) == 9
+
+
+def test_very_many_transfers_are_put_together(
+    simulated: Timeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    single = events(simulated, "X")
+    monkeypatch.setattr(trace, "MOST_SINGLE", 0)
+    monkeypatch.setattr(trace, "MOST_TOLD", 0)
+    joined = events(simulated, "X")
+    sums = [sum(event["args"].get("bytes", 0) for event in some) for some in (single, joined)]
+    assert sums[0] == sums[1] == simulated.total_bytes
+    kernels = [[e for e in some if e["cat"] != "transfer"] for some in (single, joined)]
+    assert len(kernels[0]) == len(kernels[1])
+    batches = {(e["pid"], e["args"]["level"], e["tid"]) for e in joined if e["cat"] == "transfer"}
+    assert len(joined) - len(kernels[1]) == len(batches) < len(single) - len(kernels[0])
+    assert not any("op" in event["args"] for event in joined)
+    document: Any = trace_document(simulated)
+    assert len(document["otherData"]["left_out"]) == 2
+
+
+def test_of_very_many_links_the_fullest_have_a_counter(
+    simulated: Timeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace, "MOST_LINKS", 1)
+    monkeypatch.setattr(trace, "MOST_STEPS", 5)
+    ((name, steps),) = counters(simulated).items()
+    assert name.startswith(simulated.busiest_link[0])
+    assert len(steps) <= 6
+    document: Any = trace_document(simulated)
+    assert document["otherData"]["left_out"] == ["all links but the 1 fullest"]
+
+
+def test_a_trace_begins_as_the_commands_know_it(simulated: Timeline, tmp_path: Path) -> None:
+    write_trace(simulated, tmp_path / "t.json")
+    assert (tmp_path / "t.json").read_bytes().startswith(TRACE_START)

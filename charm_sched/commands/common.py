@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from charm_sched import __version__
 from charm_sched.commands.options import Help
-from charm_sched.errors import TopologyError
+from charm_sched.errors import TopologyError, cut_long
 from charm_sched.render.terminal import guarded
 
 if TYPE_CHECKING:
     from charm_sched.topology.graph import Topology
 
 Handler: TypeAlias = "Callable[[ArgumentParser, Namespace], None]"
+
+
+class _Parser(ArgumentParser):
+    """A parser whose messages stay short, however long what was typed is."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print usage and message, and leave."""
+        super().error(cut_long(message))
 
 
 def run_command(parser: ArgumentParser, handler: Handler, argv: Sequence[str] | None) -> int:
@@ -25,7 +33,7 @@ def run_command(parser: ArgumentParser, handler: Handler, argv: Sequence[str] | 
 
 def make_parser(name: str, usage: str, description: str, epilog: str = "") -> ArgumentParser:
     """Make a parser as all commands have it."""
-    return ArgumentParser(
+    return _Parser(
         prog=name,
         usage=usage,
         description=description,

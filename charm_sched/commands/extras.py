@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -31,6 +31,11 @@ class Extras:
     sweep: Sweep | None = None
     step: TrainingStep | None = None
     layout: LayoutResult | None = None
+
+    def without_levers(self) -> Extras:
+        """Leave out what a better machine would gain."""
+        told = {key: replace(one, levers=None) for key, one in self.explanations.items()}
+        return replace(self, explanations=told)
 
 
 __all__ = ["Extras"]

@@ -9,9 +9,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from charm_sched.errors import WorkloadError
+from charm_sched.masks.listed import KINDS as LISTED_KINDS
+from charm_sched.masks.listed import read_listed
 from charm_sched.masks.mask import MASK_FORMS, Mask, parse_mask
 from charm_sched.partition import PARTITIONS
-from charm_sched.units import format_tokens, parse_tokens
+from charm_sched.units import format_tokens, parse_bytes, parse_tokens
 from charm_sched.workload import DTYPE_BYTES, MODELS, Workload
 
 if TYPE_CHECKING:
@@ -106,7 +108,8 @@ def add_workload_flags(
         "--mask",
         metavar="MASK",
         type=argument(read_mask),
-        help=f"{MASK_FORMS}; window and docs are causal (default: {mask})",
+        help=f"{MASK_FORMS}; window and docs are causal; docs:@FILE, docs-full:@FILE and "
+        f"blocks:@FILE read lengths or blocks, one per line or as JSON (default: {mask})",
     )
     _add_placement(group)
 
@@ -134,7 +137,8 @@ def _add_placement(group: _ArgumentGroup) -> None:
         "--devices",
         metavar="A,B,...",
         type=argument(device_names),
-        help="these devices, in rank order; gpu0..3 is gpu0 to gpu3 (charm-topo show has names)",
+        help="these devices, in rank order: names (charm-topo show; gpu0..3 is gpu0 to gpu3), "
+        "CUDA's indices, UUIDs, PCI addresses; visible: those of CUDA_VISIBLE_DEVICES",
     )
 
 
@@ -201,7 +205,8 @@ def _sequence_length(given: int | None, mask: Mask) -> int:
             f"--mask {mask.kind}: the documents hold {format_tokens(packed)} tokens in all, but "
             f"--seq-len is {format_tokens(given or 0)}; leave --seq-len out or make them agree"
         )
-    return packed or given or DEFAULT_LENGTH
+    blocks = max((max(b.rows[1], b.keys[1]) for b in mask.blocks), default=0)
+    return packed or given or blocks or DEFAULT_LENGTH
 
 
 def read_mask(text: str) -> Mask:
@@ -214,11 +219,8 @@ def read_mask(text: str) -> Mask:
         ValueError: The text is no mask, or one that this release does not have.
     """
     kind, colon, lengths = text.strip().partition(":")
-    if lengths.startswith("@"):
-        raise WorkloadError(
-            f"mask: expected {MASK_FORMS}, found {text!r}; "
-            "masks from a file are not in this release"
-        )
+    if lengths.startswith("@") and kind in LISTED_KINDS:
+        return read_listed(kind, lengths[1:])
     if not lengths or kind not in ("window", "docs", "docs-full"):
         return parse_mask(text)
     try:
@@ -262,6 +264,18 @@ def positive(text: str, what: str = "number") -> float:
     return value
 
 
+def memory_size(text: str) -> float:
+    """Read a size above 0, such as "40 GB".
+
+    Raises:
+        ValueError: No size, or none above 0.
+    """
+    value = parse_bytes(text)
+    if not value > 0:
+        raise ValueError(f'expected a memory size above zero, such as "40 GB", found {text!r}')
+    return value
+
+
 def device_names(text: str) -> tuple[str, ...]:
     """Read device names with ranges, as topology files have them.
 
@@ -269,8 +283,13 @@ def device_names(text: str) -> tuple[str, ...]:
     ('node0/gpu0', 'node0/gpu1', 'node1/gpu0', 'node1/gpu1', 'spare')
 
     Raises:
-        ValueError: An empty name, a range that goes down, or far too many names.
+        ValueError: An empty name, a range that goes down, far too many names, or "visible" where
+            CUDA_VISIBLE_DEVICES is not set.
     """
+    if text.strip() == "visible":
+        from charm_sched.topology.calling import visible
+
+        return visible()
     patterns = tuple(name.strip() for name in text.split(","))
     if not all(patterns):
         raise ValueError(f"expected names such as gpu0,gpu1 or gpu0..3, found {text!r}")

@@ -55,7 +55,7 @@ def check_target(path: Path) -> Plan | Schedule | None:
 
     if path.suffix not in SUFFIXES:
         raise PlanFileError(f"{path}: expected a name that ends in .json or .npz")
-    _check_folder(path)
+    check_folder(path)
     if not path.exists():
         return None
     if not path.is_file():
@@ -121,10 +121,10 @@ def check_traces(path: Path, directions: Sequence[str], plans: Sequence[Path]) -
         if any(target.resolve() == plan.resolve() for plan in plans):
             raise CharmSchedError(f"{target}: the plan has this name; choose another for --trace")
     for target in targets[1:]:
-        _check_folder(target)
+        check_folder(target)
         if not target.exists():
             continue
-        if not target.is_file() or not _starts_with(target, TRACE_START):
+        if not target.is_file() or not starts_with(target, TRACE_START):
             raise CharmSchedError(
                 f"{target}: stands there already and is no trace of charm-sched, so it is left "
                 "alone; choose another name for --trace, or remove it"
@@ -133,14 +133,20 @@ def check_traces(path: Path, directions: Sequence[str], plans: Sequence[Path]) -
             raise CharmSchedError(f"{target}: cannot be written")
 
 
-def _check_folder(path: Path) -> None:
+def check_folder(path: Path) -> None:
+    """Check that a file can be made in its folder.
+
+    Raises:
+        PlanFileError: There is no such folder, or nothing can be written to it.
+    """
     if not path.parent.is_dir():
         raise PlanFileError(f"{path}: there is no folder {path.parent}")
     if not os.access(path.parent, os.W_OK):
         raise PlanFileError(f"{path}: the folder {path.parent} cannot be written to")
 
 
-def _starts_with(path: Path, start: bytes) -> bool:
+def starts_with(path: Path, start: bytes) -> bool:
+    """Say whether a file begins with some bytes."""
     with path.open("rb") as file:
         return file.read(len(start)) == start
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from charm_sched.commands.common import load_machine
+from charm_sched.commands.exports import check_exports, wants_export, wants_levers, write_exports
 from charm_sched.commands.options import DEFAULT_MODEL, HEAD_FLAGS, names_workload, workload_of
 from charm_sched.commands.what_if import (
     Case,
@@ -21,7 +22,7 @@ from charm_sched.commands.what_if import (
     machine_at,
 )
 from charm_sched.errors import WorkloadError
-from charm_sched.render.terminal import progress_line, room_for
+from charm_sched.render.terminal import progress_line, room_for, warn
 
 if TYPE_CHECKING:
     from charm_sched.commands.extras import Extras
@@ -52,30 +53,35 @@ def plan_command(parser: ArgumentParser, args: Namespace) -> None:
     """Plan a workload on some machines, as charm-plan's arguments say."""
     from charm_sched.report import documents as report
 
-    if len(args.topologies) > 1 and (args.output or args.trace or args.sweep):
-        parser.error("-o, --trace and --sweep take one topology; plan several machines one by one")
+    if len(args.topologies) > 1 and (args.output or args.sweep or wants_export(args)):
+        parser.error(
+            "-o, --sweep, --report, --trace and --chakra take one topology; plan several machines "
+            "one by one"
+        )
     workload = workload_of(parser, args)
     _check_step(parser, args)
     axis, layout = axis_of(parser, args), layout_of(parser, args)
     machines = _machines(args)
+    if args.place == "best":
+        _place(parser, args, machines[0].topology, workload)
     _check_axis(axis, workload, machines[0].topology)
     _check_outputs(args, [machine.topology for machine in machines])
     answers, documents = [], []
     for machine in machines:
         answer = _answer(args, machine, workload, axis, layout)
-        saved, traces = _write(args, machine.topology, answer.comparison)
+        saved = _save(args, machine.topology, answer.comparison)
+        plain = names_workload(args) or axis or layout or (args.json and not args.report)
+        points = () if plain else _lengths(args, machine.topology, answer)
+        traces, lines = write_exports(args, answer.comparison, answer.extras, points)
+        extras = answer.extras if args.explain else answer.extras.without_levers()
         if args.json:
             path = saved.path if saved else None
-            documents.append(report.document(answer.comparison, path, traces, answer.extras))
+            documents.append(report.document(answer.comparison, path, traces, extras))
         else:
-            points = (
-                ()
-                if names_workload(args) or axis or layout
-                else _lengths(args, machine.topology, answer)
-            )
             footer = _next_steps(saved, answer.comparison) if saved else []
-            show(answer.comparison, points, [*footer, *trace_lines(traces)], answer.extras)
+            show(answer.comparison, points, [*footer, *lines], extras)
         answers.append(answer)
+        warn_of_memory(answer.comparison)
     if args.json:
         found = [answer.comparison for answer in answers]
         report.write_json(report.combined(documents, found))
@@ -87,6 +93,14 @@ def plan_command(parser: ArgumentParser, args: Namespace) -> None:
             render.machines(console, [answer.comparison for answer in answers])
 
 
+def warn_of_memory(comparison: Comparison) -> None:
+    """Say on stderr which of the chosen plans do not fit into the devices' memory."""
+    from charm_sched.report.memory import shortages
+
+    for sentence in shortages(comparison):
+        warn(sentence)
+
+
 def _machines(args: Namespace) -> list[Changed]:
     """Load the machines and change them."""
     from charm_sched.topology.change_apply import apply
@@ -96,6 +110,21 @@ def _machines(args: Namespace) -> list[Changed]:
     for changed in found:
         check_devices(changed, args.devices)
     return found
+
+
+def _place(parser: ArgumentParser, args: Namespace, machine: Topology, workload: Workload) -> None:
+    """Choose the devices, say what those that were given cost, and go on with the best."""
+    from charm_sched.bounds.bound import choose_devices
+    from charm_sched.commands.placing import told
+    from charm_sched.placement.place import place
+
+    if len(args.topologies) > 1:
+        parser.error("--place best takes one topology; plan several machines one by one")
+    given = choose_devices(machine, args.ranks, args.devices)
+    with progress_line(machine.name, quiet=args.json) as say:
+        found = place(machine, workload, ranks=len(given), given=given, progress=say)
+    sys.stderr.write("".join(f"{line}\n" for line in told(found, given)))
+    args.ranks, args.devices = None, found.best.devices
 
 
 def _check_step(parser: ArgumentParser, args: Namespace) -> None:
@@ -132,23 +161,18 @@ def _check_outputs(args: Namespace, machines: Sequence[Topology]) -> None:
     targets = [args.output] if args.output else []
     if not targets and not args.json:
         targets = [path for m in machines for path in output.default_targets(m.name)]
-    if args.trace:
-        output.check_traces(args.trace, _choices(args)["directions"], targets)
+    check_exports(args, _choices(args)["directions"], targets)
     for target in targets:
         output.check_target(target)
 
 
-def _write(
-    args: Namespace, machine: Topology, comparison: Comparison
-) -> tuple[Saved | None, Sequence[Path]]:
-    """Save the plan, and the traces where they are asked for."""
+def _save(args: Namespace, machine: Topology, comparison: Comparison) -> Saved | None:
+    """Save the plan, unless only JSON is asked for."""
     from charm_sched.commands import output
-    from charm_sched.report import documents as report
 
-    saved = None
-    if args.output or not args.json:
-        saved = output.save(comparison.schedule(), args.output, machine.name)
-    return saved, report.write_traces(comparison, args.trace) if args.trace else ()
+    if args.json and not args.output:
+        return None
+    return output.save(comparison.schedule(), args.output, machine.name)
 
 
 def _choices(args: Namespace) -> dict[str, Any]:
@@ -193,7 +217,7 @@ def _answer(
 
 
 def explanations(args: Namespace, comparison: Comparison) -> Mapping[str, Explanation]:
-    """Explain the chosen plans; with ``--explain`` also what would help them.
+    """Explain the chosen plans; with ``--explain`` or ``--report`` also what would help them.
 
     A plan that is stored by its symmetry has no critical path of its own rows: it is left out. So
     is a very long one, unless it was asked for.
@@ -207,7 +231,7 @@ def explanations(args: Namespace, comparison: Comparison) -> Mapping[str, Explan
         if result.plan.symmetry is None and (args.explain or len(result.plan) <= MOST_OPERATIONS)
     }
     levers: Sequence[Any] = [None] * len(chosen)
-    if args.explain and chosen:
+    if chosen and wants_levers(args, comparison):
         machine = comparison.topology
         with progress_line(machine.name, quiet=args.json) as say:
             levers = find_levers(list(chosen.values()), machine, progress=say)
@@ -257,26 +281,33 @@ def _sweep(args: Namespace, machine: Topology, workload: Workload, axis: Axis) -
 
 
 def _lengths(args: Namespace, machine: Topology, answer: _Answer) -> Sequence[Point]:
+    from charm_sched.search.planning import MOST_THOROUGH
     from charm_sched.what_if.lengths import sweep
 
     known = answer.comparison
+    if _ranks(known) > MOST_THOROUGH:
+        return ()
     with progress_line(machine.name, quiet=args.json) as say:
         return sweep(machine, known.workload, _choices(args), known=known, progress=say)
 
 
 def _next_steps(saved: Saved, comparison: Comparison) -> list[str]:
     """Say how a saved plan is used."""
-    ranks = next(iter(comparison.chosen.values())).plan.num_ranks
-    return [
+    from charm_sched.search.planning import MOST_THOROUGH
+
+    ranks = _ranks(comparison)
+    lines = [
         str(saved),
         f"Simulate: charm-sim {saved.path} --topology OTHER",
         f"Run:      torchrun --nproc-per-node {ranks} -m charm_sched.run {saved.path}",
     ]
+    if ranks > MOST_THOROUGH:
+        lines.append("Lengths:  --sweep seq-len=8K..256K (not by itself for so many ranks)")
+    return lines
 
 
-def trace_lines(traces: Sequence[Path]) -> list[str]:
-    """Say which traces were written."""
-    return [f"Timeline: {path} (open it in ui.perfetto.dev)" for path in traces]
+def _ranks(comparison: Comparison) -> int:
+    return next(iter(comparison.chosen.values())).plan.num_ranks
 
 
 def show(
@@ -290,4 +321,4 @@ def show(
         render.show(console, comparison, points=points, footer=footer, extras=extras)
 
 
-__all__ = ["DIRECTIONS", "explanations", "plan_command", "show", "trace_lines"]
+__all__ = ["DIRECTIONS", "explanations", "plan_command", "show", "warn_of_memory"]

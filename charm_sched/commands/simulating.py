@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from charm_sched.commands.common import load_machine
-from charm_sched.commands.planning import explanations, show, trace_lines
+from charm_sched.commands.exports import check_exports, write_exports
+from charm_sched.commands.planning import explanations, show, warn_of_memory
 from charm_sched.commands.what_if import (
     Case,
     PartFailedError,
@@ -37,7 +38,6 @@ Say = Callable[[str], None]
 
 def sim_command(parser: ArgumentParser, args: Namespace) -> None:
     """Simulate a saved plan, as charm-sim's arguments say."""
-    from charm_sched.commands import output
     from charm_sched.commands.extras import Extras
     from charm_sched.plans.plan import Schedule
     from charm_sched.report import documents as report
@@ -46,9 +46,7 @@ def sim_command(parser: ArgumentParser, args: Namespace) -> None:
         parser.error("--jitter-mean and --repetitions need --jitter SEED")
     stored = _stored(args.plan)
     plans = stored.plans if isinstance(stored, Schedule) else (stored,)
-    if args.trace:
-        directions = [plan.direction for plan in plans]
-        output.check_traces(args.trace, directions, [Path(args.plan)])
+    check_exports(args, [plan.direction for plan in plans], [Path(args.plan)])
     changed = _machine(args, plans)
     axis = axis_of(parser, args)
     if axis is not None:
@@ -56,16 +54,18 @@ def sim_command(parser: ArgumentParser, args: Namespace) -> None:
     room = room_for(plans[0].num_ranks, sum(map(len, plans)))
     with progress_line(args.plan, quiet=args.json) as say, room:
         comparison, what_if = _simulate(args, stored, plans, changed, say)
-    traces = report.write_traces(comparison, args.trace) if args.trace else ()
     extras = Extras(
         explanations=explanations(args, comparison),
         what_if=what_if,
         sweep=_sweep(args, stored, changed.topology, axis) if axis else None,
     )
+    warn_of_memory(comparison)
+    traces, lines = write_exports(args, comparison, extras, ())
+    told = extras if args.explain else extras.without_levers()
     if args.json:
-        report.write_json(report.document(comparison, args.plan, traces, extras))
+        report.write_json(report.document(comparison, args.plan, traces, told))
     else:
-        show(comparison, (), trace_lines(traces), extras)
+        show(comparison, (), lines, told)
 
 
 def _check_axis(source: str, axis: Axis, machine: Topology) -> None:

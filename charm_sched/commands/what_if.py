@@ -83,6 +83,12 @@ def add_change_flags(parser: ArgumentParser, fail: str) -> None:
             "DEVICE=FACTOR",
             "kernels of a device take FACTOR times as long, such as gpu0=1.3",
         ),
+        (
+            "under",
+            "NAME[,NAME...]",
+            "conditions that the file knows: ramp (small messages are slower), short_kernels, "
+            "interference (kernels are slower under transfers), its own, or all",
+        ),
     )
     for flag, metavar, text in flags:
         group.add_argument(
@@ -222,6 +228,7 @@ def changes_of(args: Namespace) -> list[Change]:
         "set": changes.read_setting,
         "fail": changes.read_failure,
         "slow": changes.read_slowdown,
+        "under": changes.read_under,
     }
     return [read[flag](text) for flag, text in args.changes]
 

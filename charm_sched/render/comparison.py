@@ -22,7 +22,9 @@ from charm_sched.render.timeline import legend as explain_bars
 from charm_sched.render.topology import LEGEND, domain_tree
 from charm_sched.render.what_if import show_what_if
 from charm_sched.report.documents import assumptions as assumptions_of
+from charm_sched.report.memory import memory_words
 from charm_sched.units import format_bytes, format_seconds, format_tokens
+from charm_sched.what_if.error_band import band_of
 from charm_sched.what_if.lengths import verdict
 
 if TYPE_CHECKING:
@@ -203,6 +205,9 @@ def _facts(result: Result, told: Explanation | None) -> Table:
     facts.add_row("moved", Text(", ".join(moved) or "nothing"))
     facts.add_row("busiest link", Text(f"{name}, {busy:.0%} of its bandwidth used"))
     facts.add_row("memory", Text(memory))
+    facts.add_row("validated", Text(str(band_of(timeline))))
+    if in_use := memory_words(result):
+        facts.add_row("in use", Text(in_use))
     for title, text in [*bound_facts(result), *(path_facts(told) if told else ())]:
         facts.add_row(title, Text(text))
     return facts

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from charm_sched.errors import CharmSchedError
+from charm_sched.errors import CharmSchedError, cut_long
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,8 +47,13 @@ def explain(error: Exception) -> str:
 
 def complain(message: str, status: int = 1) -> int:
     """Print an error and give the exit status."""
-    print(f"error: {message}", file=sys.stderr, flush=True)  # noqa: T201
+    print(f"error: {cut_long(message)}", file=sys.stderr, flush=True)  # noqa: T201
     return status
+
+
+def warn(message: str) -> None:
+    """Print a warning."""
+    print(f"warning: {cut_long(message)}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 @contextlib.contextmanager
@@ -75,8 +80,8 @@ def room_for(ranks: int, operations: int | None = None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def results() -> Iterator[Console]:
-    """Give a console on stdout: as wide as the terminal; plain and 80 columns when piped.
+def results(*, piped: int = 80) -> Iterator[Console]:
+    """Give a console on stdout: as wide as the terminal; plain and `piped` columns when piped.
 
     `COLUMNS` sets another width, and rich honours `NO_COLOR`. What is piped has no blanks at the
     ends of lines.
@@ -84,6 +89,8 @@ def results() -> Iterator[Console]:
     from rich.console import Console
 
     console = Console(highlight=False, emoji=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = piped
     if console.is_terminal:
         yield console
         return

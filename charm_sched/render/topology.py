@@ -13,12 +13,14 @@ from rich.text import Text
 from rich.tree import Tree
 
 from charm_sched.report.documents import inside_bandwidth, link_kinds
+from charm_sched.topology.conditions import possible
 from charm_sched.units import format_bandwidth, format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from charm_sched.topology.graph import Domain, Topology
+    from charm_sched.topology.listing import Shipped
 
 LEGEND = "(each can send so much over all its links together, not over one link)"
 NUMBER = re.compile(r"[0-9]+(?:\.\.[0-9]+)?")
@@ -78,6 +80,9 @@ def show_topology(topology: Topology) -> Iterator[Tree | Text | Padding]:
     yield Padding(Text("\n".join(device_lines(topology))), (0, 0, 0, 2))
     yield Text("\nLinks (each direction of a link is one)", style="bold")
     yield Padding(_links(topology), (0, 0, 0, 2))
+    if names := possible(topology):
+        yield Text("\nConditions, as --under takes them", style="bold")
+        yield Padding(Text(", ".join(names)), (0, 0, 0, 2))
 
 
 def device_lines(topology: Topology) -> list[str]:
@@ -164,15 +169,18 @@ def _links(topology: Topology) -> Table:
     return table
 
 
-def listing(topologies: list[Topology]) -> Table:
-    """Give the table that ``charm-topo list`` prints."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("name", no_wrap=True)
-    table.add_column("devices", justify="right")
-    table.add_column("what it is")
-    for topology in topologies:
-        table.add_row(topology.name, str(len(topology.devices)), Text(topology.description))
-    return table
+def listing(machines: Sequence[Shipped]) -> Iterator[Text | Table]:
+    """Give what ``charm-topo list`` prints: a heading and a table for each group."""
+    longest = max((len(machine.name) for machine in machines), default=0)
+    for group, members in groupby(machines, lambda machine: machine.group):
+        yield Text(group, style="bold")
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
+        table.add_column("name", no_wrap=True, min_width=longest + 2)
+        table.add_column("devices", justify="right", min_width=4)
+        table.add_column("what it is")
+        for machine in members:
+            table.add_row(f"  {machine.name}", str(machine.devices), Text(machine.description))
+        yield table
 
 
 def _table(*columns: str) -> Table:

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from charm_sched.commands.extras import Extras
 from charm_sched.report.extras import extras_document
+from charm_sched.report.memory import memory_documents
+from charm_sched.topology.conditions import possible
+from charm_sched.what_if.error_band import band_of
 from charm_sched.what_if.machines import cost_document, machine_documents
 
 if TYPE_CHECKING:
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from charm_sched.bounds.limits import MachineLimit
     from charm_sched.search.results import Comparison, Result
     from charm_sched.topology.graph import Domain, Topology
+    from charm_sched.topology.listing import Shipped
     from charm_sched.workload import Workload
 
 Document = dict[str, Any]
@@ -63,6 +67,7 @@ def document(
         "chosen": {direction: _detail(result) for direction, result in chosen},
         "why": comparison.why,
         "memory_limit": comparison.memory,
+        "memory": memory_documents(comparison),
         "plan_file": None if plan_file is None else str(plan_file),
         "trace_files": [str(path) for path in trace_files],
         "assumptions": assumptions(comparison),
@@ -144,6 +149,7 @@ def _result(result: Result) -> Document:
         "ops": len(result.plan) * result.plan.copies,
         "levels": result.plan.num_levels,
         "speedup_vs_ring": result.speedup_vs_ring,
+        "validated": band_of(timeline).document(),
     }
 
 
@@ -209,6 +215,8 @@ def topology_report(topology: Topology) -> Document:
         "device_names": list(topology.device_names),
         "tiers": tiers(topology),
         "links": link_kinds(topology),
+        "conditions": list(possible(topology)),
+        "under": list(topology.under),
         "assumptions": list(topology.assumptions),
     }
 
@@ -251,13 +259,13 @@ def _cut(limit: Bound) -> Document | None:
     return {"devices": list(limit.cut.devices), "bandwidth": limit.cut.bandwidth}
 
 
-def topology_summary(topology: Topology) -> Document:
+def shipped_summary(machine: Shipped) -> Document:
     """Give one entry of ``charm-topo list``."""
     return {
-        "name": topology.name,
-        "digest": topology.digest,
-        "description": topology.description,
-        "devices": len(topology.devices),
+        "name": machine.name,
+        "group": machine.group,
+        "description": machine.description,
+        "devices": machine.devices,
     }
 
 

@@ -19,7 +19,7 @@ from charm_sched.plans.plan import TRANSFER
 if TYPE_CHECKING:
     from charm_sched.arrays import Floats, Ints
     from charm_sched.timelines.timeline import Timeline
-    from charm_sched.topology.graph import Route
+    from charm_sched.topology.graph import Link, Route
 
 FULL = 0.95
 """A link that is used to so much of its bandwidth counts as full."""
@@ -33,7 +33,8 @@ class Limit:
 
     Attributes:
         by: ``link``, where one along its way is full or fuller than the others; ``flow_cap``, where
-            no single transfer gets more; or ``latency``, where that is most of its time.
+            no single transfer gets more; ``ramp``, where a message of its size does not; or
+            ``latency``, where that is most of its time.
         kind: Kind of the link; "port" for a device's port.
         place: Position of the link along the route.
         name: The link.
@@ -83,7 +84,7 @@ class LinkUsage:
         return found
 
     @cached_property
-    def _flow_start(self) -> Floats:
+    def flow_start(self) -> Floats:
         """When the bytes of each row start to flow: after the latency of its route."""
         start = self._timeline.start.copy()
         for number, route in enumerate(self.routes):
@@ -104,7 +105,7 @@ class LinkUsage:
     def limit_of(self, row: int) -> Limit:
         """Say what limits a transfer: the fullest link along its way, a cap, or latency."""
         route, machine = self.route_of(row), self._machine
-        first, last = float(self._flow_start[row]), float(self._timeline.end[row])
+        first, last = float(self.flow_start[row]), float(self._timeline.end[row])
         moved = float(self._timeline.plan.op_bytes[row])
         if last - first <= route.latency or not moved:
             return Limit(by="latency", kind="", place=0, name="", fill=0.0)
@@ -113,6 +114,12 @@ class LinkUsage:
             name = machine.capacities[machine.link_capacity[capped]].name
             kind = machine.links[capped].kind
             return Limit(by="flow_cap", kind=kind, place=0, name=name, fill=1.0)
+        if moved / (last - first) >= (1 - _NEAR) * machine.message_cap(route, moved):
+            ramped = [at for at in route.links if machine.links[at].ramp is not None]
+            slow = min(ramped, key=lambda at: _part(machine.links[at], moved))
+            name = machine.capacities[machine.link_capacity[slow]].name
+            kind = machine.links[slow].kind
+            return Limit(by="ramp", kind=kind, place=0, name=name, fill=1.0)
         fills = [self.fill([capacity], first, last) for capacity in route.capacities]
         place = _fullest(fills, [machine.capacities[c].kind for c in route.capacities])
         capacity = machine.capacities[route.capacities[place]]
@@ -125,7 +132,7 @@ class LinkUsage:
         bandwidth, moved = 0.0, 0.0
         for capacity in capacities:
             bandwidth += self._machine.capacities[capacity].bandwidth
-            moved += self._moved(self._rows_over(capacity), first, last)
+            moved += self._moved(self.rows_over(capacity), first, last)
         return min(moved / (bandwidth * (last - first)), 1.0) if bandwidth * (last - first) else 0.0
 
     def full_period(
@@ -137,8 +144,8 @@ class LinkUsage:
         ``last`` that period itself is given.
         """
         links = list(capacities)
-        rows = np.unique(np.concatenate([self._rows_over(link) for link in links]))
-        starts, ends = self._flow_start[rows], self._timeline.end[rows]
+        rows = np.unique(np.concatenate([self.rows_over(link) for link in links]))
+        starts, ends = self.flow_start[rows], self._timeline.end[rows]
         before = np.unique(starts[starts < first])[::-1]
         after = np.unique(ends[ends > last])
         begin = self._reach([(time, last) for time in before.tolist()], links)
@@ -161,7 +168,7 @@ class LinkUsage:
 
     def flow_period(self, rows: list[int]) -> tuple[float, float]:
         """Give when the bytes of the first of some transfers start, and those of the last end."""
-        return float(self._flow_start[rows].min()), float(self._timeline.end[rows].max())
+        return float(self.flow_start[rows].min()), float(self._timeline.end[rows].max())
 
     def beside(self, row: int, place: int, same: Iterable[int]) -> list[int]:
         """List the links at one position of the routes of some transfers, of one kind with row's.
@@ -180,7 +187,13 @@ class LinkUsage:
                 found[crossed[place]] = None
         return list(found)
 
-    def _rows_over(self, capacity: int) -> Ints:
+    @property
+    def capacities(self) -> list[int]:
+        """Everything that at least one transfer crosses, by number in the topology."""
+        return sorted(self._crossing)
+
+    def rows_over(self, capacity: int) -> Ints:
+        """List the transfers that cross a capacity."""
         parts = [
             self._rows[self._ptr[pair] : self._ptr[pair + 1]]
             for pair in self._crossing.get(capacity, ())
@@ -189,11 +202,16 @@ class LinkUsage:
 
     def _moved(self, rows: Ints, first: float, last: float) -> float:
         """Count the bytes of rows that flow from first to last."""
-        start, end = self._flow_start[rows], self._timeline.end[rows]
+        start, end = self.flow_start[rows], self._timeline.end[rows]
         overlap = np.minimum(end, last) - np.maximum(start, first)
         length = np.maximum(end - start, 1e-15)
         part = np.clip(overlap / length, 0.0, 1.0)
         return float((part * self._timeline.plan.op_bytes[rows]).sum())
+
+
+def _part(link: Link, size: float) -> float:
+    """Give what a message gets of a link, in bytes per second."""
+    return link.bandwidth * (link.ramp.part(size) if link.ramp is not None else 1.0)
 
 
 def _fullest(fills: list[float], kinds: list[str]) -> int:

@@ -157,6 +157,8 @@ def _limit_words(stretch: Stretch, machine: Topology) -> str:
             caps = {k.flow_cap for k in machine.links if k.kind == limit.kind and k.flow_cap}
             most = format_bandwidth(min(caps), digits=3)
             return f"no single transfer gets more than {most} over {limit.name}"
+        case "ramp":
+            return f"messages of this size get a part of the bandwidth of {limit.name} alone"
         case _:
             return _link_words(stretch, delay)
 

@@ -1,0 +1,1 @@
+"""Files for other programs: a report as one HTML page, execution traces."""
