@@ -530,7 +530,7 @@ def test_problems_are_one_message(
         (plan_main, ["dual_node_nvlink", "--strategy", "auto,ring"], "expected auto or all alone"),
         (plan_main, ["dual_node_nvlink", "--strategy", "ring,"], "expected strategies such as"),
         (plan_main, ["dual_node_nvlink", "--mask", "blocks:@f"], "f: cannot be read"),
-        (plan_main, ["dual_node_nvlink", "--report", "x.html"], "unrecognized arguments"),
+        (plan_main, ["dual_node_nvlink", "--picture", "x.html"], "unrecognized arguments"),
         (sim_main, [], "the following arguments are required: PLAN"),
         (topo_main, [], "the following arguments are required: COMMAND"),
         (topo_main, ["shw"], "invalid choice: 'shw'"),
