@@ -90,6 +90,16 @@ def _number_of(plan: Schedule | Plan, group_name: str | None, options: tuple[obj
     return len(_BOUND) - 1
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _sizes_of(number: int) -> str:
+    """Give the bytes of each buffer that stays resident on this rank, as text.
+
+    They are written into the graph: compiled code is kept on disk under what the graph says, and
+    another rank's, with buffers of other sizes, must not be taken for it.
+    """
+    return " ".join(str(layout.nbytes) for layout in _BOUND[number].kept().values())
+
+
 def traced_attention(
     q: Tensor,
     k: Tensor,
@@ -109,13 +119,20 @@ def traced_attention(
     )  # fmt: skip
     number = _number_of(plan, name, constants)
     gradient = wants_gradient(q, k, v)
-    out: Tensor = _forward(q, k, v, offsets, number, gradient)[0]
+    sizes = _sizes_of(number) if gradient else ""
+    out: Tensor = _forward(q, k, v, offsets, number, gradient, sizes)[0]
     return out
 
 
 @torch.library.custom_op("charm_sched::attention", mutates_args=())
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, bound: int, gradient: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor | None,
+    bound: int,
+    gradient: bool,
+    sizes: str,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Give the output, its log-sum-exp, the number of the call, and what stays resident."""
     what = _BOUND[bound]
@@ -129,7 +146,13 @@ def _forward(
 
 @_forward.register_fake
 def _(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, bound: int, gradient: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor | None,
+    bound: int,
+    gradient: bool,
+    sizes: str,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     what = _BOUND[bound]
     plan = forward_of(what.plan)
@@ -137,12 +160,11 @@ def _(
     check_gradient(what.plan, needed=gradient)
     precision = Precision.of(plan.workload)
     shape = (*q.shape[:3], v.shape[3])
-    kept = what.kept() if gradient else {}
     return (
         q.new_empty(shape),
         q.new_empty(shape[:3], dtype=precision.accumulate),
         torch.empty(1, dtype=torch.int64),
-        [q.new_empty(layout.nbytes, dtype=torch.uint8) for layout in kept.values()],
+        [q.new_empty(int(size), dtype=torch.uint8) for size in sizes.split()],
     )
 
 
@@ -193,21 +215,21 @@ class _Context(Protocol):
 
 def _keep(
     ctx: _Context,
-    inputs: tuple[Tensor, Tensor, Tensor, Tensor | None, int, bool],
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor | None, int, bool, str],
     output: tuple[Tensor, Tensor, Tensor, list[Tensor]],
 ) -> None:
-    q, k, v, ctx.cu_seqlens, ctx.bound, _ = inputs
+    q, k, v, ctx.cu_seqlens, ctx.bound, _, _ = inputs
     out, lse, call_number, residents = output
     ctx.save_for_backward(q, k, v, out, lse, call_number, *residents)
 
 
 def _differentiate(
     ctx: _Context, dout: Tensor, *unused: object
-) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
+) -> tuple[Tensor, Tensor, Tensor, None, None, None, None]:
     q, k, v, out, lse, call_number, *residents = ctx.saved_tensors
     tensors = [q, k, v, out, lse, dout]
     dq, dk, dv = _backward(tensors, residents, ctx.cu_seqlens, call_number, ctx.bound)
-    return dq, dk, dv, None, None, None
+    return dq, dk, dv, None, None, None, None
 
 
 _forward.register_autograd(_differentiate, setup_context=_keep)

@@ -371,8 +371,9 @@ def test_the_page_opens_without_a_problem(tab: Page, file: Path, width: int, dar
     light = [sum(map(int, re.findall(r"\d+", colour)[:3])) / 3 for colour in (ink, ground)]
     assert abs(light[0] - light[1]) > 150
     assert (light[0] > light[1]) == dark
-    title = "document.querySelector('#machine-forward .annotation-text, #machine-forward text')"
-    drawn = re.findall(r"\d+", tab.ask(f"getComputedStyle({title}).fill"))
+    texts = "[...document.querySelectorAll('#machine-forward text')]"
+    root = f"{texts}.find((one) => one.textContent === 'root')"  # on the ground, not on a bar
+    drawn = re.findall(r"\d+", tab.ask(f"getComputedStyle({root}).fill"))
     assert (sum(map(int, drawn[:3])) > 382) == dark
 
 
@@ -394,12 +395,14 @@ MIDDLE = """
 
 def hovered(tab: Page, place: str, trace: str) -> str:
     x, y = tab.ask(MIDDLE % (json.dumps(place), json.dumps(trace)))
+    before = tab.ask(f"""document.querySelector("#{place} .hoverlayer").textContent""")
     tab.point(x, y)
     wait = f"""
     new Promise((done) => {{
       const look = (left) => {{
         const found = document.querySelector("#{place} .hoverlayer").textContent;
-        if (found || !left) done(found); else setTimeout(() => look(left - 1), 50);
+        if ((found && found !== {json.dumps(before)}) || !left) done(found);
+        else setTimeout(() => look(left - 1), 50);
       }};
       look(40);
     }})"""
@@ -418,7 +421,8 @@ def test_hovering_tells_the_numbers(tab: Page, file: Path, comparison: Compariso
     kernel = hovered(tab, "timeline-forward", "attend")
     assert "attend on rank" in kernel
     assert "q[" in kernel
-    transfer = hovered(tab, "timeline-forward", comparison.chosen["forward"].plan.streams[0])
+    streams = comparison.chosen["forward"].plan.streams
+    transfer = hovered(tab, "timeline-forward", next(s for s in streams if s != "compute"))
     assert "transfer" in transfer
     assert "to rank" in transfer
     assert tab.problems == []

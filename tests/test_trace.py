@@ -126,9 +126,13 @@ def test_links_are_a_process_behind_the_ranks(simulated: Timeline) -> None:
     assert len(names) == 9
 
 
-def test_very_many_transfers_are_put_together(
-    simulated: Timeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_very_many_transfers_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = load_topology("dual_numa_pcie")
+    made = make_plan(
+        machine, Workload(seq_len=2048, heads=8, mask="causal"), strategy="all_gather",
+        direction="forward", params={"algorithm": "direct", "chunks": 1},
+    )  # fmt: skip
+    simulated = simulate(made, machine)
     single = events(simulated, "X")
     monkeypatch.setattr(trace, "MOST_SINGLE", 0)
     monkeypatch.setattr(trace, "MOST_TOLD", 0)

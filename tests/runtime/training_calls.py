@@ -416,7 +416,7 @@ def operator_checked(rank: int, ranks: int) -> dict[str, str]:
     # The fourth check compares two calls to the bit, and each call has another number.
     return torch.library.opcheck(
         torch.ops.charm_sched.attention.default,
-        (*inputs, None, number, True),
+        (*inputs, None, number, True, custom_op._sizes_of(number)),
         test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
     )
 
