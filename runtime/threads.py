@@ -28,6 +28,9 @@ PATIENCE = 3e-4
 """Seconds for which the calling thread serves transfers while a kernel is ready; starting a thread
 costs about as much."""
 
+FAREWELL = 5.0
+"""Seconds for which a run waits for its helper at the end; it has nothing left to do."""
+
 
 def run_in_threads(execution: Execution, transport: Carrier) -> None:
     """Run a rank's program to its end.
@@ -50,6 +53,7 @@ class _Threads:
         self._letters: deque[tuple[int, bool, Exception | None]] = deque()
         self._serving = threading.Lock()
         self._alarm: queue.SimpleQueue[bool] | None = None
+        self._helper: threading.Thread | None = None
 
     def run(self) -> None:
         try:
@@ -59,8 +63,10 @@ class _Threads:
             self._transport.abort()
             raise
         finally:
-            if self._alarm is not None:
+            if self._alarm is not None and self._helper is not None:
+                # Waited for: a thread that is inside torch when the interpreter ends aborts it.
                 self._alarm.put(False)
+                self._helper.join(FAREWELL)
 
     def _compute(self) -> None:
         with self._changed:
@@ -122,9 +128,10 @@ class _Threads:
     def _call_helper(self) -> None:
         if self._alarm is None:
             self._alarm = queue.SimpleQueue()
-            threading.Thread(
+            self._helper = threading.Thread(
                 target=self._help, args=(self._alarm,), name="charm-transfers", daemon=True
-            ).start()
+            )
+            self._helper.start()
         self._alarm.put(True)
 
     def _help(self, alarm: queue.SimpleQueue[bool]) -> None:
