@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from charm_sched.commands.output import check_folder, check_traces, starts_with
+from charm_sched.commands.output import check_name, check_place, check_traces
 from charm_sched.errors import CharmSchedError
 
 if TYPE_CHECKING:
@@ -77,18 +76,8 @@ def _check_report(path: Path, plans: Sequence[Path]) -> None:
     check_plotly()
     if path.suffix not in (".html", ".htm"):
         raise CharmSchedError(f"{path}: expected a name that ends in .html for --report")
-    if any(path.resolve() == plan.resolve() for plan in plans):
-        raise CharmSchedError(f"{path}: the plan has this name; choose another for --report")
-    check_folder(path)
-    if not path.exists():
-        return
-    if not path.is_file() or not starts_with(path, START):
-        raise CharmSchedError(
-            f"{path}: stands there already and is no report of charm-sched, so it is left alone; "
-            "choose another name for --report, or remove it"
-        )
-    if not os.access(path, os.W_OK):
-        raise CharmSchedError(f"{path}: cannot be written")
+    check_name(path, plans, "--report")
+    check_place(path, START, "report", "--report")
 
 
 def write_exports(

@@ -118,19 +118,43 @@ def check_traces(path: Path, directions: Sequence[str], plans: Sequence[Path]) -
     """
     targets = [path, *trace_targets(path, directions).values()]
     for target in targets:
-        if any(target.resolve() == plan.resolve() for plan in plans):
-            raise CharmSchedError(f"{target}: the plan has this name; choose another for --trace")
+        check_name(target, plans, "--trace")
     for target in targets[1:]:
-        check_folder(target)
-        if not target.exists():
-            continue
-        if not target.is_file() or not starts_with(target, TRACE_START):
-            raise CharmSchedError(
-                f"{target}: stands there already and is no trace of charm-sched, so it is left "
-                "alone; choose another name for --trace, or remove it"
-            )
-        if not os.access(target, os.W_OK):
-            raise CharmSchedError(f"{target}: cannot be written")
+        check_place(target, TRACE_START, "trace", "--trace")
+
+
+def check_name(path: Path, plans: Sequence[Path], flag: str) -> None:
+    """Check that what a flag writes is not one of the plans.
+
+    Raises:
+        CharmSchedError: It is.
+    """
+    if any(path.resolve() == plan.resolve() for plan in plans):
+        raise CharmSchedError(f"{path}: the plan has this name; choose another for {flag}")
+
+
+def check_place(path: Path, start: bytes, kind: str, flag: str) -> None:
+    """Check that a file can be written, and replaces nothing but one of its kind.
+
+    Args:
+        path: The file.
+        start: How files of its kind begin.
+        kind: What they are called.
+        flag: Which names it.
+
+    Raises:
+        CharmSchedError: Another file stands there, or nothing can be written there.
+    """
+    check_folder(path)
+    if not path.exists():
+        return
+    if not path.is_file() or not _starts_with(path, start):
+        raise CharmSchedError(
+            f"{path}: stands there already and is no {kind} of charm-sched, so it is left alone; "
+            f"choose another name for {flag}, or remove it"
+        )
+    if not os.access(path, os.W_OK):
+        raise CharmSchedError(f"{path}: cannot be written")
 
 
 def check_folder(path: Path) -> None:
@@ -145,8 +169,7 @@ def check_folder(path: Path) -> None:
         raise PlanFileError(f"{path}: the folder {path.parent} cannot be written to")
 
 
-def starts_with(path: Path, start: bytes) -> bool:
-    """Say whether a file begins with some bytes."""
+def _starts_with(path: Path, start: bytes) -> bool:
     with path.open("rb") as file:
         return file.read(len(start)) == start
 

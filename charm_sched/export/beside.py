@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from charm_sched.export.markup import escape, listing, table, tag
 from charm_sched.export.sections import section
 from charm_sched.planners.external import short_name
-from charm_sched.render.layout import sharing_lines
-from charm_sched.render.step import verdict
+from charm_sched.render.layout import LAYOUT_HEAD, layout_cells, layout_title, sharing_lines
+from charm_sched.render.step import STEP_HEAD, step_rows, step_title, verdict
 from charm_sched.render.what_if import compared
-from charm_sched.units import format_seconds, format_tokens
+from charm_sched.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,36 +73,22 @@ def _layout(found: LayoutResult) -> str:
     rows = [
         (
             short_name(case.strategy) + (" (chosen)" if case in found.chosen else ""),
-            case.direction,
-            format_seconds(case.alone, digits=3),
-            format_seconds(case.together, digits=3),
-            f"{case.together / case.alone - 1:+.1%}",
+            *layout_cells(case),
         )
         for case in found.cases
     ]
-    head = ("strategy", "pass", "one group alone", "all together", "slower by")
-    title = f"Layout {found.layout}: {len(found.groups)} attention groups of {found.layout.cp}"
-    return section(title, table(head, rows, left=2), listing(sharing_lines(found)))
+    sharing = listing(sharing_lines(found))
+    return section(layout_title(found), table(LAYOUT_HEAD, rows, left=2), sharing)
 
 
 def _step(step: TrainingStep) -> str:
-    rows = [
-        (
-            short_name(case.label),
-            format_seconds(case.attention, digits=3),
-            format_seconds(case.rest, digits=3),
-            format_seconds(case.seconds, digits=3),
-            f"{step.tokens / case.seconds:,.0f}",
-            f"{step.ring.seconds / case.seconds:.2f}x",
-        )
-        for case in (step.ring, step.chosen, step.limit)
-    ]
-    head = ("attention by", "attention", "the rest", "step", "tokens/s", "vs ring")
-    title = (
-        f"Training step of {step.model}: {step.layers} layers, {format_tokens(step.tokens)} tokens"
-    )
     assumed = [f"Assumed: {text}." for text in step.assumptions]
-    return section(title, table(head, rows), tag("p", escape(verdict(step))), listing(assumed))
+    return section(
+        step_title(step),
+        table(STEP_HEAD, step_rows(step)),
+        tag("p", escape(verdict(step))),
+        listing(assumed),
+    )
 
 
 __all__ = ["beside"]

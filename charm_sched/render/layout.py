@@ -14,15 +14,16 @@ from charm_sched.units import format_seconds
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from charm_sched.what_if.layouts import LayoutResult
+    from charm_sched.what_if.layouts import LayoutResult, Together
 
+LAYOUT_HEAD = ("strategy", "pass", "one group alone", "all together", "slower by")
 MOST_GROUPS = 4
 
 
 def show_layout(console: Console, found: LayoutResult) -> None:
     """Print the attention groups, what they take together, and the links that they share."""
-    layout, size = found.layout, len(found.groups)
-    console.print(Text(f"\nLayout {layout}: {size} attention groups of {layout.cp}", style="bold"))
+    size = len(found.groups)
+    console.print(Text(f"\n{layout_title(found)}", style="bold"))
     for number, devices in enumerate(found.groups[:MOST_GROUPS]):
         shown = list(devices) if len(devices) <= 4 else [*devices[:3], "...", devices[-1]]
         console.print(Padding(Text(f"group {number}: {', '.join(shown)}"), (0, 0, 0, 2)))
@@ -31,17 +32,28 @@ def show_layout(console: Console, found: LayoutResult) -> None:
     rows = [
         (
             f"{CHOSEN if case in found.chosen else ' '} {short_name(case.strategy)}",
-            case.direction,
-            format_seconds(case.alone, digits=3),
-            format_seconds(case.together, digits=3),
-            f"{case.together / case.alone - 1:+.1%}",
+            *layout_cells(case),
         )
         for case in found.cases
     ]
-    head = ("strategy", "pass", "one group alone", "all together", "slower by")
-    console.print(Padding(fitting(head, rows, console.width - 2, left=(0, 1)), (0, 0, 0, 2)))
+    console.print(Padding(fitting(LAYOUT_HEAD, rows, console.width - 2, left=(0, 1)), (0, 0, 0, 2)))
     for line in sharing_lines(found):
         console.print(Padding(Text(line), (0, 0, 0, 2)))
+
+
+def layout_title(found: LayoutResult) -> str:
+    """Name the layout."""
+    return f"Layout {found.layout}: {len(found.groups)} attention groups of {found.layout.cp}"
+
+
+def layout_cells(case: Together) -> tuple[str, ...]:
+    """Give what a table tells of a case beside its strategy, under `LAYOUT_HEAD`."""
+    return (
+        case.direction,
+        format_seconds(case.alone, digits=3),
+        format_seconds(case.together, digits=3),
+        f"{case.together / case.alone - 1:+.1%}",
+    )
 
 
 def sharing_lines(found: LayoutResult) -> list[str]:
@@ -54,4 +66,4 @@ def sharing_lines(found: LayoutResult) -> list[str]:
     return lines
 
 
-__all__ = ["sharing_lines", "show_layout"]
+__all__ = ["LAYOUT_HEAD", "layout_cells", "layout_title", "sharing_lines", "show_layout"]

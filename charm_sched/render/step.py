@@ -16,15 +16,14 @@ if TYPE_CHECKING:
 
     from charm_sched.what_if.training_step import StepCase, TrainingStep
 
+STEP_HEAD = ("attention by", "attention", "the rest", "step", "tokens/s", "vs ring")
+
 
 def show_step(console: Console, step: TrainingStep) -> None:
     """Print attention, the rest and the step, beside Ring-Attention and the bound."""
-    tokens = format_tokens(step.tokens)
-    title = f"\nTraining step of {step.model}: {step.layers} layers, {tokens} tokens"
-    console.print(Text(title, style="bold"))
-    head = ("attention by", "attention", "the rest", "step", "tokens/s", "vs ring")
-    rows = [_cells(case, step) for case in (step.ring, step.chosen, step.limit)]
-    console.print(Padding(fitting(head, rows, console.width - 2), (0, 0, 0, 2)))
+    console.print(Text(f"\n{step_title(step)}", style="bold"))
+    rows = step_rows(step)
+    console.print(Padding(fitting(STEP_HEAD, rows, console.width - 2), (0, 0, 0, 2)))
     for line in (verdict(step), *(f"Assumed: {text}." for text in step.assumptions)):
         console.print(Padding(Text(line), (0, 0, 0, 2)))
     note = (
@@ -32,6 +31,17 @@ def show_step(console: Console, step: TrainingStep) -> None:
         "the exchange of weights and their gradients are not counted."
     )
     console.print(Padding(Text(note, style="dim"), (0, 0, 0, 2)))
+
+
+def step_title(step: TrainingStep) -> str:
+    """Name the step."""
+    tokens = format_tokens(step.tokens)
+    return f"Training step of {step.model}: {step.layers} layers, {tokens} tokens"
+
+
+def step_rows(step: TrainingStep) -> list[tuple[str, ...]]:
+    """Give the rows of its table, under `STEP_HEAD`."""
+    return [_cells(case, step) for case in (step.ring, step.chosen, step.limit)]
 
 
 def _cells(case: StepCase, step: TrainingStep) -> tuple[str, ...]:
@@ -56,4 +66,4 @@ def verdict(step: TrainingStep) -> str:
     )
 
 
-__all__ = ["show_step", "verdict"]
+__all__ = ["STEP_HEAD", "show_step", "step_rows", "step_title", "verdict"]

@@ -8,7 +8,6 @@ that its models hand to an attention function.
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from charm_sched.runtime.batches import LocalBatch
 from charm_sched.runtime.calls import check_together
 from charm_sched.runtime.checks import forward_of
 from charm_sched.runtime.groups import Group, process_group
+from charm_sched.runtime.integrations.binding import Binding
 from charm_sched.runtime.rebinding import packed_mask
 from charm_sched.runtime.sharding import partition_of, positions
 
@@ -33,23 +33,6 @@ _CHANGE_ATTENTION = (
 _TENSORS_BESIDE = (  # tensors that models hand on and that do not change attention
     "cu_seq_lens_k", "cache_position", "shift_labels", "num_items_in_batch",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Binding:
-    """What the attention modules of a model compute with.
-
-    Attributes:
-        plan: A schedule, or a forward plan.
-        group: The ranks of the plan.
-        backend: See `charm_sched.runtime.attention`; so is ``timeout``.
-        timeout: Seconds.
-    """
-
-    plan: Schedule | Plan
-    group: Group
-    backend: str | None
-    timeout: float
 
 
 def attach(

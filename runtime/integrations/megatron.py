@@ -7,7 +7,6 @@ is imported here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -21,27 +20,11 @@ from charm_sched.runtime.autograd import TIMEOUT, attention
 from charm_sched.runtime.calls import check_together
 from charm_sched.runtime.checks import forward_of
 from charm_sched.runtime.groups import Group
+from charm_sched.runtime.integrations.binding import Binding
 from charm_sched.runtime.rebinding import packed_mask
 from charm_sched.runtime.sharding import partition_of
 
 _CAUSAL = {"causal": True, "padding_causal": True, "no_mask": False, "padding": False}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Binding:
-    """What the layers of a model compute with.
-
-    Attributes:
-        plan: A schedule, or a forward plan.
-        group: The ranks of the plan; None means Megatron's context-parallel group.
-        backend: See `charm_sched.runtime.attention`; so is ``timeout``.
-        timeout: Seconds.
-    """
-
-    plan: Schedule | Plan
-    group: Group
-    backend: str | None
-    timeout: float
 
 
 def core_attention(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from charm_sched.errors import CharmSchedError
 from charm_sched.masks.mask import Mask, parse_mask
 from charm_sched.partition import Partition
 from charm_sched.planners import PLANNERS
@@ -186,3 +187,12 @@ def errors(found: Sequence[Tensor], expected: Sequence[Tensor]) -> dict[str, flo
         name: float((have.double() - want.double()).abs().max())
         for name, have, want in zip(NAMES, found, expected, strict=True)
     }
+
+
+def heard(call: Callable[[], Any]) -> str:
+    """Give what a call refuses with."""
+    try:
+        call()
+    except CharmSchedError as error:
+        return str(error)
+    return "nothing was refused"

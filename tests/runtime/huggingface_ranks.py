@@ -25,8 +25,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import attention_cases as cases
+from attention_cases import heard
 
-from charm_sched.errors import CharmSchedError
 from charm_sched.plans.plan import Schedule
 from charm_sched.runtime import shard_batch
 from charm_sched.runtime.integrations.huggingface import attach, inputs
@@ -136,14 +136,6 @@ def trained(rank: int) -> dict[str, Any]:
             found[name]["one"] = on_one(*what)
         dist.barrier()
     return found
-
-
-def heard(call: Callable[[], Any]) -> str:
-    try:
-        call()
-    except CharmSchedError as error:
-        return str(error)
-    return "nothing was refused"
 
 
 def refused(rank: int) -> dict[str, str]:

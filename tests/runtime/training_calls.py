@@ -10,6 +10,7 @@ import attention_cases as cases
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
+from attention_cases import heard
 from composed_calls import furthest, schedule_for
 from differing_calls import WAIT, make
 from torch import Tensor, nn
@@ -24,7 +25,6 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.functional import scaled_dot_product_attention as own_name
 from torch.utils.checkpoint import checkpoint
 
-from charm_sched.errors import CharmSchedError
 from charm_sched.plans.plan import Schedule
 from charm_sched.runtime import (
     attention,
@@ -231,14 +231,6 @@ def _refused_in_context(rank: int, ranks: int) -> dict[str, str]:
         said[name] = heard(lambda given=given: context_parallel(schedule, **given).__enter__())
         assert whole.shape == (LENGTH, 2)
     return said
-
-
-def heard(call: Callable[[], Any]) -> str:
-    try:
-        call()
-    except CharmSchedError as error:
-        return str(error)
-    return "nothing was refused"
 
 
 def fully_sharded(rank: int, ranks: int) -> dict[str, float]:
