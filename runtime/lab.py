@@ -55,6 +55,7 @@ class _Job:
         repeat: Timed runs.
         warm: Runs before these that are not timed.
         timeout: Seconds that a transfer may take.
+        expected: Seconds that all transfers of a run may take together.
     """
 
     plan: bytes
@@ -62,6 +63,7 @@ class _Job:
     repeat: int
     warm: int
     timeout: float
+    expected: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +185,7 @@ class Lab:
         repeat: int = 5,
         warm: int = 1,
         timeout: float = 60.0,
+        expected: float = 0.0,
     ) -> None:
         """Tell all ranks to run a plan; `finish` waits for them.
 
@@ -193,6 +196,8 @@ class Lab:
             repeat: Timed runs.
             warm: Runs before these that are not timed; where kernels compute it is always one.
             timeout: Seconds that a transfer may take.
+            expected: Seconds that a run should take; ranks get three times as long, and two
+                timeouts, before they are said not to answer.
 
         Raises:
             LabFailure: The ranks failed before, so that they cannot reach each other any more.
@@ -206,7 +211,10 @@ class Lab:
         timeout = checked_timeout(timeout)
         content = to_bytes(stored)
         paced = None if seconds is None else tuple(tuple(map(float, s)) for s in seconds)
-        job = _Job(plan=content, seconds=paced, repeat=repeat, warm=warm, timeout=timeout)
+        job = _Job(
+            plan=content, seconds=paced, repeat=repeat, warm=warm, timeout=timeout,
+            expected=expected,
+        )  # fmt: skip
         self._current = stored, job
         for end in self._ends:
             end.send(job)
@@ -219,7 +227,8 @@ class Lab:
         """
         stored, job = self._current
         plans = stored.plans if isinstance(stored, Schedule) else (stored,)
-        longest = sum(max(s, default=0.0) * len(s) for s in job.seconds or ()) + 2 * job.timeout
+        longest = sum(max(s, default=0.0) * len(s) for s in job.seconds or ())
+        longest += 3 * job.expected + 2 * job.timeout
         answers = self._answers(
             _GRACE + (job.warm + job.repeat) * longest, _GRACE + 2 * job.timeout
         )
@@ -240,9 +249,10 @@ class Lab:
         repeat: int = 5,
         warm: int = 1,
         timeout: float = 60.0,
+        expected: float = 0.0,
     ) -> Measured:
         """Run a plan on all ranks; see `start` and `finish`."""
-        self.start(stored, seconds, repeat=repeat, warm=warm, timeout=timeout)
+        self.start(stored, seconds, repeat=repeat, warm=warm, timeout=timeout, expected=expected)
         return self.finish()
 
     def call(self, work: Callable[[], Any], *, patience: float) -> list[Any]:

@@ -245,7 +245,10 @@ def _run(
     if len(plans) == 2:
         stored = Schedule(forward=plans[0], backward=plans[1])
     seconds = [op_seconds(plan, machine).seconds.tolist() for plan in plans] if paced else None
-    found = lab.run(stored, seconds, repeat=repeat, warm=warm, timeout=timeout)
+    found = lab.run(
+        stored, seconds, repeat=repeat, warm=warm, timeout=timeout,
+        expected=sum(row.timeline.makespan for row in rows),
+    )  # fmt: skip
     return [
         Trial(
             result=row,

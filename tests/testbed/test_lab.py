@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import time
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 
@@ -13,7 +15,7 @@ from charm_sched import lab as command
 from charm_sched.cost import op_seconds
 from charm_sched.plans.plan import Plan
 from charm_sched.search.planning import plan
-from charm_sched.testbed import missing
+from charm_sched.testbed import Testbed, missing
 from charm_sched.testbed.experiment import Experiment, experiment, laboratory, probe
 from charm_sched.testbed.faults import action, finish_disturbed, parse_fault
 from charm_sched.topology.graph import load_topology
@@ -21,7 +23,7 @@ from charm_sched.topology.scaling import scaled
 from charm_sched.workload import Workload
 
 pytest.importorskip("torch")
-from charm_sched.runtime.lab import LabFailure
+from charm_sched.runtime.lab import Lab, LabFailure
 
 REASON = missing()
 pytestmark = [
@@ -126,6 +128,26 @@ def test_faults_end_with_one_message_per_rank() -> None:
             with pytest.raises(LabFailure, match="failed before and cannot be used again"):
                 lab.run(made, seconds, timeout=4.0)
             assert time.monotonic() - begin < 0.5
+
+
+def test_ranks_get_as_long_as_a_run_should_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """32 ranks that pass 2 MiB on along slow links take minutes, and no transfer times out."""
+    topology = load_topology(TWO_BY_TWO)
+    made = plan(topology, WORK, strategy="ring", direction="forward", devices=topology.select(4))
+    assert isinstance(made, Plan)
+    given: list[float] = []
+
+    def answer(_: Lab, patience: float, mercy: float) -> list[list[list[object]]]:
+        given.append(patience)
+        return []
+
+    monkeypatch.setattr(Lab, "_answers", answer)
+    for expected in (0.0, 300.0):
+        lab = Lab(cast("Testbed", None), ())
+        with contextlib.suppress(IndexError):  # nobody has answered
+            lab.run(made, [[0.0] * len(made)], repeat=5, warm=1, timeout=60, expected=expected)
+    assert given[1] - given[0] == 6 * 3 * 300.0
+    assert given[0] > 6 * 2 * 60
 
 
 def test_a_slowed_link_slows_the_run() -> None:
