@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from itertools import pairwise
 
 from charm_sched.partition import Partition
 from charm_sched.plans.builder import Builder
@@ -18,7 +17,8 @@ from charm_sched.testbed.host_cost import HostCost
 from charm_sched.workload import Workload
 
 _OPS = 400  # of a plan: two ranks, half of it each
-_RUNS = 5
+_RUNS = 10
+_TRIES = 3
 
 
 def measure_host_cost(lab: Lab, *, timeout: float = 60.0) -> HostCost:
@@ -38,16 +38,22 @@ def measure_host_cost(lab: Lab, *, timeout: float = 60.0) -> HostCost:
 
 
 def _per_op(lab: Lab, plan: Plan, timeout: float) -> float:
-    """Give the seconds of the whole machine per op: the median run, after one that is not counted.
+    """Give the seconds of the whole machine per op, without what preparing the plan takes.
 
-    What else happens on the machine makes single runs dearer.
+    That is what more runs of a prepared plan take more than one. The median of a few tries, after
+    one that is not counted: what else happens on the machine makes single ones dearer.
     """
-    readings = []
-    for _ in range(_RUNS + 1):
-        lab.run(plan, [[0.0] * len(plan)], repeat=1, warm=0, timeout=timeout)
-        readings.append(sum(lab.call(time.process_time, patience=timeout)[:2]))
-    spent = statistics.median(after - before for before, after in pairwise(readings))
-    return spent / len(plan) / (os.cpu_count() or 1)
+
+    def spent(repeat: int) -> float:
+        before = sum(lab.call(time.process_time, patience=timeout)[:2])
+        lab.run(plan, [[0.0] * len(plan)], repeat=repeat, warm=0, timeout=timeout)
+        return float(sum(lab.call(time.process_time, patience=timeout)[:2]) - before)
+
+    spent(1)
+    once, often = (
+        statistics.median(spent(repeat) for _ in range(_TRIES)) for repeat in (1, 1 + _RUNS)
+    )
+    return max(0.0, often - once) / _RUNS / len(plan) / (os.cpu_count() or 1)
 
 
 def _builder(ranks: int) -> Builder:
