@@ -15,7 +15,7 @@ that has it. Routes are those of `Topology.route`, static, by source and destina
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from charm_sched.errors import TopologyError
@@ -25,9 +25,10 @@ from charm_sched.testbed.paths import (
     find_routes,
     find_windows,
     narrow_ports,
+    narrowest,
     static_routes,
 )
-from charm_sched.testbed.shaping import Flow, Shaper
+from charm_sched.testbed.shaping import GSO_BYTES, Flow, Shaper, packet_bytes
 from charm_sched.topology.graph import Link, Topology
 
 Role: TypeAlias = Literal["device", "port", "switch", "medium"]
@@ -38,13 +39,20 @@ _MOST_DEVICES = 250 * 250
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """A veth pair. Both ends have one MAC address, so that no neighbour is ever looked up."""
+    """A veth pair. Both ends have one MAC address, so that no neighbour is ever looked up.
 
-    a: str  # namespace
+    Attributes:
+        a: namespace.
+        a_packet: most bytes of a packet that leaves by this end.
+    """
+
+    a: str
     a_interface: str
     b: str
     b_interface: str
     mac: str
+    a_packet: int = GSO_BYTES
+    b_packet: int = GSO_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +238,22 @@ class _Draft:
             Hop(namespace=middle, interface=self._exit[middle, end], capacity=capacity),
         ]
 
-    def _shapers(self, paths: Mapping[Pair, tuple[Hop, ...]]) -> dict[int, Shaper]:
+    def _packets(self, paths: Mapping[Pair, tuple[Hop, ...]]) -> dict[tuple[str, str], int]:
+        """Return the size of packets by the interface of a device that they leave by.
+
+        It is that of the fastest flow there: small packets of fast flows would cost the processors
+        too much.
+        """
+        found: dict[tuple[str, str], int] = {}
+        for pair, hops in paths.items():
+            rate = narrowest(self._topology, self._routes[pair]) * self._scale
+            place = hops[0].namespace, hops[0].interface
+            found[place] = max(found.get(place, 0), packet_bytes(rate))
+        return found
+
+    def _shapers(
+        self, paths: Mapping[Pair, tuple[Hop, ...]], packets: Mapping[tuple[str, str], int]
+    ) -> dict[int, Shaper]:
         topology = self._topology
         caps = {
             topology.link_capacity[link.index]: link.flow_cap * self._scale
@@ -238,6 +261,7 @@ class _Draft:
             if link.flow_cap is not None
         }
         flows: dict[int, list[Flow]] = {}
+        packet: dict[int, int] = {}
         places: dict[int, tuple[str, str]] = {}
         for (src, dst), hops in paths.items():
             for hop in hops:
@@ -254,12 +278,15 @@ class _Draft:
                     ceiling=caps.get(hop.capacity, float("inf")),
                 )
                 flows.setdefault(hop.capacity, []).append(flow)
+                size = packets[hops[0].namespace, hops[0].interface]
+                packet[hop.capacity] = max(packet.get(hop.capacity, 0), size)
         return {
             capacity: Shaper(
                 capacity=capacity,
                 namespace=places[capacity][0],
                 interface=places[capacity][1],
                 rate=topology.capacities[capacity].bandwidth * self._scale,
+                packet=packet[capacity],
                 flows=tuple(flows[capacity]),
             )
             for capacity in sorted(flows)
@@ -272,6 +299,7 @@ class _Draft:
             for hop in hops:
                 leave[hop.namespace][pair] = hop.interface
         address, windows = self._address, find_windows(self._topology, self._routes, self._scale)
+        packets = self._packets(paths)
         namespaces = tuple(
             Namespace(
                 name=name,
@@ -289,8 +317,15 @@ class _Draft:
             scale=self._scale,
             prefix=self._prefix,
             namespaces=namespaces,
-            wires=tuple(self._wires),
-            shapers=self._shapers(paths),
+            wires=tuple(
+                replace(
+                    wire,
+                    a_packet=packets.get((wire.a, wire.a_interface), GSO_BYTES),
+                    b_packet=packets.get((wire.b, wire.b_interface), GSO_BYTES),
+                )
+                for wire in self._wires
+            ),
+            shapers=self._shapers(paths, packets),
             paths=paths,
         )
 

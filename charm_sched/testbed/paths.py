@@ -79,10 +79,15 @@ def find_windows(topology: Topology, routes: Mapping[Pair, Route], scale: float)
     """
     windows = {}
     for pair, route in routes.items():
-        widths = [topology.capacities[index].bandwidth for index in route.capacities]
-        wanted = round(min(route.flow_cap, *widths) * scale * _WINDOW_SECONDS)
+        wanted = round(narrowest(topology, route) * scale * _WINDOW_SECONDS)
         windows[pair] = min(max(wanted, _LEAST_WINDOW), _MOST_WINDOW)
     return windows
+
+
+def narrowest(topology: Topology, route: Route) -> float:
+    """Return the bytes per second that a flow alone gets on a route."""
+    widths = [topology.capacities[index].bandwidth for index in route.capacities]
+    return min(route.flow_cap, *widths)
 
 
 def static_routes(
@@ -112,5 +117,6 @@ __all__ = [
     "find_routes",
     "find_windows",
     "narrow_ports",
+    "narrowest",
     "static_routes",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from charm_sched.testbed.blueprint import MEDIUM, Blueprint, Namespace, Wire
-from charm_sched.testbed.shaping import GSO_BYTES, MTU, redirect_lines, setup_lines
+from charm_sched.testbed.shaping import MTU, redirect_lines, setup_lines
 
 _QUEUE = 1000  # packets; more than the windows of a flow hold, so that nothing is dropped
 _GATEWAY = "169.254.0.1"  # any address: interfaces without ARP do not look for it
@@ -55,11 +55,15 @@ def ip_lines(drawing: Blueprint, namespace: Namespace) -> Iterator[str]:
 
 
 def _wire_line(wire: Wire, first: str) -> str:
-    here, there, other = wire.a_interface, wire.b_interface, wire.b
+    ends = [(wire.a_interface, wire.a_packet), (wire.b_interface, wire.b_packet)]
     if first != wire.a:
-        here, there, other = wire.b_interface, wire.a_interface, wire.a
-    same = f"address {wire.mac} mtu {MTU} gso_max_size {GSO_BYTES} txqueuelen {_QUEUE}"
-    return f"link add {here} {same} type veth peer name {there} {same} netns {other}"
+        ends.reverse()
+    same = f"address {wire.mac} mtu {MTU} txqueuelen {_QUEUE} gso_max_size"
+    (here, small), (there, large) = ends
+    other = wire.b if first == wire.a else wire.a
+    return (
+        f"link add {here} {same} {small} type veth peer name {there} {same} {large} netns {other}"
+    )
 
 
 def _route_lines(namespace: Namespace) -> Iterator[str]:

@@ -15,7 +15,8 @@ MTU = 1500
 PAYLOAD = 1448  # of one segment: MTU less IP (20), TCP (20) and timestamps (12)
 WIRE = 1514  # of the same segment as HTB counts it: MTU and the Ethernet header
 GSO_BYTES = 16384  # the most that passes a queue as one packet
-_QUANTUM = 18000  # what one class sends in its turn; more than one packet, or shares are unfair
+_PACKET_SECONDS = 1e-3  # that a packet holds others up: also the small ones that begin a message
+_QUANTUM = 1.1  # packets that one class sends in its turn; below one, shares are unfair
 _BURST_SECONDS = 2e-4
 _BURST_LEAST = 3000  # bytes
 _SMALL = 1e-3  # of the capacity is guaranteed to each flow; the rest is shared fairly
@@ -52,6 +53,7 @@ class Shaper:
     Attributes:
         capacity: index in Topology.capacities.
         rate: scaled bytes of payload per second.
+        packet: bytes of the largest packet that crosses it.
         flows: all that cross it, in order of source and destination.
     """
 
@@ -59,21 +61,28 @@ class Shaper:
     namespace: str
     interface: str
     rate: float
+    packet: int
     flows: tuple[Flow, ...]
+
+
+def packet_bytes(rate: float) -> int:
+    """Return the most that flows of a rate may send as one packet: two segments at least."""
+    return min(max(round(rate * _PACKET_SECONDS), 2 * WIRE), GSO_BYTES)
 
 
 def setup_lines(shaper: Shaper) -> Iterator[str]:
     """Yield the lines that create a shaper on its interface."""
     dev = f"dev {shaper.interface}"
-    control = _class(_CONTROL_RATE, _CONTROL_RATE)
+    control = _class(_CONTROL_RATE, _CONTROL_RATE, GSO_BYTES)
     yield f"qdisc add {dev} root handle 1: htb default 2"
-    yield f"class add {dev} parent 1: classid 1:1 htb {_class(shaper.rate, shaper.rate)}"
+    whole = _class(shaper.rate, shaper.rate, shaper.packet)
+    yield f"class add {dev} parent 1: classid 1:1 htb {whole}"
     yield f"class add {dev} parent 1: classid 1:2 htb {control}"
     yield f"class add {dev} parent 1: classid 1:3 htb {control}"
     yield f"qdisc add {dev} parent 1:3 pfifo limit 0"
     yield f"filter add {dev} parent 1: {_ACK}"
     for number, flow in enumerate(shaper.flows, _FIRST_CLASS):
-        child = _child(shaper.rate, flow)
+        child = _child(shaper.rate, flow, shaper.packet)
         match = f"match ip src {flow.src_address}/32 match ip dst {flow.dst_address}/32"
         yield f"class add {dev} parent 1:1 classid 1:{number:x} htb {child}"
         yield f"filter add {dev} parent 1: protocol ip prio 3 u32 {match} flowid 1:{number:x}"
@@ -82,9 +91,10 @@ def setup_lines(shaper: Shaper) -> Iterator[str]:
 def rate_lines(shaper: Shaper, factor: float) -> Iterator[str]:
     """Yield the lines that set the rate to `factor` of the nominal one, while traffic runs."""
     dev, rate = f"dev {shaper.interface}", shaper.rate * factor
-    yield f"class change {dev} parent 1: classid 1:1 htb {_class(rate, rate)}"
+    yield f"class change {dev} parent 1: classid 1:1 htb {_class(rate, rate, shaper.packet)}"
     for number, flow in enumerate(shaper.flows, _FIRST_CLASS):
-        yield f"class change {dev} parent 1:1 classid 1:{number:x} htb {_child(rate, flow)}"
+        child = _child(rate, flow, shaper.packet)
+        yield f"class change {dev} parent 1:1 classid 1:{number:x} htb {child}"
 
 
 def cut_line(shaper: Shaper) -> str:
@@ -106,18 +116,18 @@ def redirect_lines(interface: str, target: str) -> Iterator[str]:
     )
 
 
-def _child(rate: float, flow: Flow) -> str:
+def _child(rate: float, flow: Flow, packet: int) -> str:
     ceiling = min(rate, flow.ceiling)
-    return _class(min(rate * _SMALL, ceiling), ceiling)
+    return _class(min(rate * _SMALL, ceiling), ceiling, packet)
 
 
-def _class(rate: float, ceiling: float) -> str:
-    """Return the parameters of a class; bytes of payload per second."""
+def _class(rate: float, ceiling: float, packet: int) -> str:
+    """Return the parameters of a class; bytes of payload per second, bytes of a packet."""
     low, high = (max(round(8 * r * WIRE / PAYLOAD), 8) for r in (rate, ceiling))
     burst = max(round(ceiling * _BURST_SECONDS), _BURST_LEAST)
     return (
         f"rate {low}bit ceil {high}bit burst {burst}b cburst {burst}b "
-        f"quantum {_QUANTUM} prio 1 mtu {WIRE}"
+        f"quantum {round(packet * _QUANTUM)} prio 1 mtu {WIRE}"
     )
 
 
@@ -129,6 +139,7 @@ __all__ = [
     "Flow",
     "Shaper",
     "cut_line",
+    "packet_bytes",
     "rate_lines",
     "redirect_lines",
     "restore_line",

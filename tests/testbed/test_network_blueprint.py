@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -134,6 +135,34 @@ def test_rates_leave_room_for_headers(machine: Callable[..., Topology]) -> None:
     root, flow = round(8 * 5e6 * WIRE / PAYLOAD), round(8 * 2e6 * WIRE / PAYLOAD)
     assert any(f"classid 1:1 htb rate {root}bit ceil {root}bit" in line for line in lines)
     assert any("classid 1:10 " in line and f"ceil {flow}bit" in line for line in lines)
+
+
+def test_small_packets_where_links_are_slow() -> None:
+    """What begins a message waits for a packet of every other flow; 1 ms each, not 16 KB."""
+    topology = load_topology("dual_node_nvlink")
+    scale = 4e6 / 24e9  # a NIC: 4 MB/s, NVLink 27
+    drawing = blueprint(topology, topology.device_names, scale=scale)
+    lines = [line for n in drawing.namespaces for line in ip_lines(drawing, n)]
+    queues = [line for n in drawing.namespaces for line in tc_lines(drawing, n)]
+    sizes = set()
+    for wire in drawing.wires:
+        (line,) = [x for x in lines if x.startswith("link add") and f"address {wire.mac} " in x]
+        sizes |= {int(size) for size in re.findall(r"gso_max_size (\d+)", line)}
+    assert sizes == {4000, 16384}
+    for shaper in drawing.shapers.values():
+        slow = shaper.rate < 5e6
+        assert shaper.packet == (4000 if slow else 16384)
+        mine = [x for x in queues if f"dev {shaper.interface} parent 1:1 " in x]
+        assert any(f"quantum {4400 if slow else 18022} " in line for line in mine)
+
+
+def test_packets_are_as_large_as_the_fastest_flow_of_an_interface_wants() -> None:
+    """One port for all: packets for the other socket are large too, and so are turns there."""
+    topology = load_topology("dual_numa_pcie")
+    drawing = blueprint(topology, topology.device_names, scale=1e-3)
+    assert {shaper.packet for shaper in drawing.shapers.values()} == {16384}
+    slow = blueprint(topology, topology.device_names, scale=1e-6)
+    assert {shaper.packet for shaper in slow.shapers.values()} == {2 * WIRE}
 
 
 def test_wires_are_created_between_namespaces_and_names_are_short() -> None:
