@@ -146,6 +146,7 @@ def experiment(
     directions: Sequence[str],
     partition: str = "auto",
     params: Mapping[str, Any] | None = None,
+    planned_for: Topology | None = None,
     repeat: int,
     warm: int = 1,
     timeout: float,
@@ -164,6 +165,8 @@ def experiment(
         directions: ``forward``, ``backward`` or both.
         partition: Its name, or ``auto`` for the best of each strategy.
         params: Parameters that the strategies get, those that take them.
+        planned_for: The machine that plans are made for; None means as it was calibrated, which
+            the prediction always is for.
         repeat: Timed runs each.
         warm: Runs before these that are not timed.
         timeout: Seconds that a transfer may take.
@@ -171,8 +174,8 @@ def experiment(
         say: Told what is being done.
     """
     compare = partial(
-        plan_all, calibration.topology, workload, directions=directions, partition=partition,
-        params=params, devices=lab.devices,
+        plan_all, planned_for or calibration.topology, workload, directions=directions,
+        partition=partition, params=params, devices=lab.devices,
     )  # fmt: skip
     compared = _compared(compare, strategies)
     predicted = [_as_gloo(result, calibration) for result in compared.results]

@@ -59,19 +59,19 @@ def parse_fault(text: str) -> Fault:
     return fault
 
 
-def action(fault: Fault, bed: Testbed, lab: Lab, topology: Topology) -> Callable[[], None]:
-    """Give what makes a fault happen.
+def place_of(fault: Fault, ranks: int, topology: Topology) -> int:
+    """Give the number of the rank or link that a fault is about.
 
     Raises:
         WorkloadError: There is no such rank.
         TopologyError: There is no such link.
     """
     if fault.kind == "kill":
-        if not fault.target.isdecimal() or int(fault.target) >= lab.num_ranks:
+        if not fault.target.isdecimal() or int(fault.target) >= ranks:
             raise WorkloadError(
-                f"fault kill: expected a rank below {lab.num_ranks}, found {fault.target!r}"
+                f"fault kill: expected a rank below {ranks}, found {fault.target!r}"
             )
-        return lambda: lab.kill(int(fault.target))
+        return int(fault.target)
     src, _, dst = fault.target.partition("->")
     link = next((k.index for k in topology.links if (k.src, k.dst) == (src, dst)), None)
     if link is None:
@@ -79,11 +79,24 @@ def action(fault: Fault, bed: Testbed, lab: Lab, topology: Topology) -> Callable
             f"fault {fault.kind}: {topology.name} has no link {fault.target!r} (FROM->TO); "
             "charm-topo show --json lists them"
         )
+    return link
+
+
+def action(fault: Fault, bed: Testbed, lab: Lab, topology: Topology) -> Callable[[], None]:
+    """Give what makes a fault happen.
+
+    Raises:
+        WorkloadError: There is no such rank.
+        TopologyError: There is no such link.
+    """
+    place = place_of(fault, lab.num_ranks, topology)
+    if fault.kind == "kill":
+        return lambda: lab.kill(place)
     if fault.kind == "cut":
-        return lambda: bed.cut(link)
+        return lambda: bed.cut(place)
     if fault.kind == "slow":
-        return lambda: bed.set_rate(link, fault.factor)
-    return lambda: _flap(bed, link)
+        return lambda: bed.set_rate(place, fault.factor)
+    return lambda: _flap(bed, place)
 
 
 def _flap(bed: Testbed, link: int) -> None:

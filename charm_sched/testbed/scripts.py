@@ -20,6 +20,7 @@ SETTINGS = (  # under /proc/sys/net, in this order, in every namespace
     ("ipv4/conf/all/rp_filter", "0"),
     ("ipv4/conf/default/rp_filter", "0"),
     ("ipv4/tcp_congestion_control", "reno"),
+    ("ipv4/tcp_sack", "0"),  # small packets overtake large ones; with it that would look like loss
     ("ipv4/tcp_slow_start_after_idle", "0"),
     ("ipv4/tcp_no_metrics_save", "1"),
     ("ipv4/tcp_moderate_rcvbuf", "0"),

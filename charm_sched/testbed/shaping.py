@@ -2,8 +2,8 @@
 
 Rates are those of the payload. On the wire a segment of 1448 bytes of payload takes 1514 (TCP with
 timestamps, MTU 1500, Ethernet header), so HTB is told 1514/1448 of the rate, and payload flows at
-the modelled rate. Acknowledgements and other small control packets have a class beside the shaped
-ones and cost nothing: in the model they do not exist.
+the modelled rate. Acknowledgements and other packets below 128 bytes have a class beside the shaped
+ones, cost nothing and wait for nobody: in the model they do not exist.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _BURST_LEAST = 3000  # bytes
 _SMALL = 1e-3  # of the capacity is guaranteed to each flow; the rest is shared fairly
 _CONTROL_RATE = 125e6  # bytes per second; far above what acknowledgements need
 _CUT = "protocol ip prio 1 u32 match u32 0 0 flowid 1:3"
-_ACK = (
+_SMALL_PACKET = (
     "protocol ip prio 2 u32 match u8 0x05 0x0f at 0 match u16 0x0000 0xff80 at 2 "
-    "match ip protocol 6 0xff match u8 0x10 0xff at 33 flowid 1:2"
-)  # five words of IP header, total length below 128, flags exactly ACK
+    "match ip protocol 6 0xff flowid 1:2"
+)  # five words of IP header, total length below 128: acknowledgements, and what begins a message
 _FIRST_CLASS = 0x10
 
 
@@ -80,7 +80,7 @@ def setup_lines(shaper: Shaper) -> Iterator[str]:
     yield f"class add {dev} parent 1: classid 1:2 htb {control}"
     yield f"class add {dev} parent 1: classid 1:3 htb {control}"
     yield f"qdisc add {dev} parent 1:3 pfifo limit 0"
-    yield f"filter add {dev} parent 1: {_ACK}"
+    yield f"filter add {dev} parent 1: {_SMALL_PACKET}"
     for number, flow in enumerate(shaper.flows, _FIRST_CLASS):
         child = _child(shaper.rate, flow, shaper.packet)
         match = f"match ip src {flow.src_address}/32 match ip dst {flow.dst_address}/32"

@@ -41,7 +41,7 @@ SHIPPED = (
 HEADS = (8, 16)
 ROWS, REPEAT, TIMEOUT = 256, 5, 120.0
 # On shipped machines pieces are larger: charm cuts them, and a message costs the host the same
-# whatever its size. 4 MiB per rank, and 2 where ring has many hops of them; 8 where charm cuts most.
+# whatever its size. 4 MiB per rank, 2 where ring has many hops of them, 8 where charm cuts most.
 HEADS_OF = {"dual_node_nvlink_4nic": 64, "four_node_nvlink": 16}
 LIKE_RING = {"save": False}  # nothing stays resident, so that both passes move what ring moves
 RING_RUNS = (1, 0)  # timed and not, on shipped machines, where one run takes up to two minutes
@@ -123,6 +123,7 @@ def run_shipped(name: str, carrying: Carrying) -> list[Share]:
             found = experiment(
                 lab, topology, workload, calibration, scale=scale, strategies=(strategy,),
                 directions=DIRECTIONS, params=LIKE_RING if strategy == "charm" else None,
+                planned_for=topology,  # as the file states it; nothing in it has a time of its own
                 repeat=repeat, warm=warm, timeout=TIMEOUT, paced=True,
                 say=lambda text: say(f"{name}: {text}"),
             )  # fmt: skip

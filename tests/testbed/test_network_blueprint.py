@@ -13,7 +13,7 @@ from support.machines import small_shipped
 from charm_sched.errors import TopologyError
 from charm_sched.testbed.blueprint import Blueprint, Hop, blueprint
 from charm_sched.testbed.capacity import Carrying, choose_scale
-from charm_sched.testbed.scripts import ip_lines, tc_lines
+from charm_sched.testbed.scripts import SETTINGS, ip_lines, tc_lines
 from charm_sched.testbed.shaping import PAYLOAD, WIRE
 from charm_sched.topology.graph import Topology, load_topology
 
@@ -154,6 +154,15 @@ def test_small_packets_where_links_are_slow() -> None:
         assert shaper.packet == (4000 if slow else 16384)
         mine = [x for x in queues if f"dev {shaper.interface} parent 1:1 " in x]
         assert any(f"quantum {4400 if slow else 18022} " in line for line in mine)
+
+
+def test_small_packets_have_a_class_of_their_own_at_every_shaper() -> None:
+    drawing = blueprint(load_topology("dual_numa_pcie"), ("socket0/gpu0", "socket1/gpu0"), scale=1)
+    queues = [line for n in drawing.namespaces for line in tc_lines(drawing, n)]
+    found = [line for line in queues if "0x0000 0xff80 at 2" in line]
+    assert len(found) == len(drawing.shapers)
+    assert all("flowid 1:2" in line and "at 33" not in line for line in found)
+    assert ("ipv4/tcp_sack", "0") in SETTINGS  # overtaken packets are not lost
 
 
 def test_packets_are_as_large_as_the_fastest_flow_of_an_interface_wants() -> None:
