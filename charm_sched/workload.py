@@ -47,7 +47,8 @@ class Workload:
         head_dim: Size of a query or key vector.
         v_head_dim: Size of a value vector; None means ``head_dim``.
         dtype: Of q, k, v and the output: bf16, fp16, fp32 or fp64.
-        grad_dtype: Of gradients and partial results that travel. None means fp32, or fp64 for fp64.
+        grad_dtype: Of partial results that travel: outputs and gradients to which more is added.
+            None means fp32, or fp64 for fp64.
         mask: A `Mask`, or its text form.
         softmax_scale: None means ``head_dim ** -0.5``.
 
@@ -124,6 +125,12 @@ class Workload:
         return self.grad_dtype or "fp32"
 
     @property
+    def final_dtype(self) -> str:
+        """Dtype of final results that travel: ``dtype``, or ``grad_dtype`` if that is smaller."""
+        smaller = DTYPE_BYTES[self.wire_dtype] < DTYPE_BYTES[self.dtype]
+        return self.wire_dtype if smaller else self.dtype
+
+    @property
     def heads_per_kv(self) -> int:
         """Query heads that share one KV head."""
         return self.heads // self.num_kv_heads
@@ -143,13 +150,15 @@ class Workload:
             return 2 * self.batch * (self.head_dim + self.value_dim)
         return 2 * self.batch * (3 * self.head_dim + 2 * self.value_dim)
 
-    def row_bytes(self, kind: str) -> int:
+    def row_bytes(self, kind: str, *, final: bool = False) -> int:
         """Bytes on the wire of one token row of one head (a KV head for kv, dkv), whole batch.
 
-        q, kv and the dout of g travel in ``dtype``; o, dq, dkv in ``grad_dtype``; the log-sum-exp
-        beside o, and the log-sum-exp and delta of g, in fp32 (fp64 for fp64).
+        q, kv and the dout of g travel in ``dtype``; o, dq, dkv in ``grad_dtype``, or in
+        `final_dtype` where they are ``final`` (see `plans.finals`); the log-sum-exp beside o, and
+        the log-sum-exp and delta of g, in fp32 (fp64 for fp64).
         """
-        size, wire = DTYPE_BYTES[self.dtype], DTYPE_BYTES[self.wire_dtype]
+        size = DTYPE_BYTES[self.dtype]
+        wire = DTYPE_BYTES[self.final_dtype if final else self.wire_dtype]
         statistic = max(4, size)
         per_row = {
             "q": self.head_dim * size,

@@ -57,7 +57,11 @@ class Layout:
 
 
 def layout_of(
-    items: Sequence[Item], workload: Workload, precision: Precision, *, wire: bool
+    items: Sequence[Item],
+    workload: Workload,
+    precision: Precision,
+    *,
+    finals: Sequence[bool] | None = None,
 ) -> Layout:
     """Lay items out in one buffer.
 
@@ -65,9 +69,16 @@ def layout_of(
         items: The items, in order.
         workload: Gives batch and head sizes.
         precision: Gives the dtypes.
-        wire: Whether partial results have the dtype in which they travel or accumulate.
+        finals: Whether each is a final result, in a message; None where they are at rest and
+            partial results have the dtype in which they accumulate.
     """
-    specs = [_fields(item, workload, precision, wire=wire) for item in items]
+    if finals is None:
+        dtypes = [precision.accumulate] * len(items)
+    else:
+        dtypes = [precision.final if final else precision.wire for final in finals]
+    specs = [
+        _fields(item, workload, precision, dtype) for item, dtype in zip(items, dtypes, strict=True)
+    ]
     flat = [(spec, i, j) for i, fields in enumerate(specs) for j, spec in enumerate(fields)]
     placed = [list(fields) for fields in specs]
     offset = 0
@@ -77,9 +88,10 @@ def layout_of(
     return Layout(tuple(tuple(fields) for fields in placed), offset)
 
 
-def _fields(item: Item, workload: Workload, precision: Precision, *, wire: bool) -> list[Spec]:
+def _fields(
+    item: Item, workload: Workload, precision: Precision, partial: torch.dtype
+) -> list[Spec]:
     lead = (workload.batch, item.heads[1] - item.heads[0], count_rows(item.rows))
-    partial = precision.wire if wire else precision.accumulate
     statistic = Spec(precision.accumulate, lead)
     key, value = (*lead, workload.head_dim), (*lead, workload.value_dim)
     match item.kind:

@@ -29,11 +29,13 @@ class Precision:
     Attributes:
         data: Of q, k, v, the output and its gradient.
         wire: Of partial results that travel.
+        final: Of final results that travel (see `charm_sched.plans.finals`).
         accumulate: Of partial results at rest, and of log-sum-exp and delta everywhere.
     """
 
     data: torch.dtype
     wire: torch.dtype
+    final: torch.dtype
     accumulate: torch.dtype
 
     @classmethod
@@ -43,6 +45,7 @@ class Precision:
         return cls(
             data=DTYPES[workload.dtype],
             wire=DTYPES[workload.wire_dtype],
+            final=DTYPES[workload.final_dtype],
             accumulate=accumulate,
         )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -78,11 +77,6 @@ class _Preparation:
             started={str(v.item): i for i, v in enumerate(self.versions) if v.resident},
         )
 
-    @cached_property
-    def equal_wire(self) -> bool:
-        """Whether partial results travel in the dtype in which they accumulate."""
-        return self.precision.wire == self.precision.accumulate
-
     def _find_accesses(self) -> None:
         found, hazards = self.hazards.accesses, self.hazards
         for at in np.flatnonzero(found.rank == self.rank).tolist():
@@ -104,7 +98,7 @@ class _Preparation:
         copied = kind in COPIED
         owned = int(self.plan.item_owner[found.item[at]]) == self.rank
         home = not copied and owned and part == 0
-        layout = self._layout([item], wire=False)
+        layout = self._layout([item])
         if not home:
             self._reserve(slot, layout)
         return Version(
@@ -120,8 +114,8 @@ class _Preparation:
         item = self.plan.items[number]
         return Item(KINDS[kind], item.rows, item.heads, part)
 
-    def _layout(self, items: Sequence[Item], *, wire: bool) -> Layout:
-        return layout_of(items, self.workload, self.precision, wire=wire)
+    def _layout(self, items: Sequence[Item], finals: Sequence[bool] | None = None) -> Layout:
+        return layout_of(items, self.workload, self.precision, finals=finals)
 
     def _reserve(self, slot: int, layout: Layout) -> None:
         self.slots[slot] = max(self.slots[slot], layout.nbytes)
@@ -150,30 +144,34 @@ class _Preparation:
         lane = int(columns.stream[row])
         items = [self.plan.items[arg] for arg in args]
         kinds = [int(self.plan.items.kind[arg]) for arg in args]
-        layout = self._layout(items, wire=True)
+        start = int(columns.ptr[row])
+        finals: list[bool] = self.plan.finals[start : start + len(args)].tolist()
+        layout = self._layout(items, finals)
         if columns.rank[row] == self.rank:
             sources = tuple(map(self._source, [row] * len(args), kinds, args))
             return Send(
                 row=row, peer=int(columns.peer[row]), lane=lane, sources=sources, layout=layout,
-                whole=self._sendable(sources, items),
+                whole=self._sendable(sources, items, layout),
             )  # fmt: skip
         sinks = tuple(map(self._sink, [row] * len(args), kinds, args))
         return Receive(
             row=row, peer=int(columns.rank[row]), lane=lane, sinks=sinks, layout=layout,
-            direct=self._receivable(sinks),
+            direct=self._receivable(sinks, layout),
         )  # fmt: skip
 
-    def _sendable(self, sources: tuple[Source, ...], items: list[Item]) -> int | None:
+    def _sendable(
+        self, sources: tuple[Source, ...], items: list[Item], layout: Layout
+    ) -> int | None:
         number = sources[0].version
         if len(sources) != 1 or number is None:
             return None
         version = self.versions[number]
         as_it_lies = version.slot is not None and version.item == items[0]
-        return number if as_it_lies and (version.copied or self.equal_wire) else None
+        return number if as_it_lies and version.layout == layout else None
 
-    def _receivable(self, sinks: tuple[Sink, ...]) -> int | None:
+    def _receivable(self, sinks: tuple[Sink, ...], layout: Layout) -> int | None:
         version = self.versions[sinks[0].version]
-        if len(sinks) != 1 or not (version.copied or self.equal_wire):
+        if version.layout != layout:
             return None
         if sinks[0].slot is not None:
             return sinks[0].slot

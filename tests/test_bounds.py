@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from support.machines import machine, machines
 
 from charm_sched.bounds.bound import Bound
 from charm_sched.bounds.class_bound import class_bound
-from charm_sched.bounds.envelopes import Curve, Owner, Total, largest
+from charm_sched.bounds.envelopes import Curve, Owner, Prices, Total, complete, largest
 from charm_sched.bounds.limits import moves_keys
 from charm_sched.bounds.schedule_bound import bound, first_time
 from charm_sched.errors import StrategyError, WorkloadError
@@ -48,21 +49,46 @@ def even_partitions(tokens: int, ranks: int) -> Iterator[tuple[int, ...]]:
             yield owners
 
 
-def crossing(work: Workload, way: str, done: set[tuple[int, int, int]], owner: Sequence[int],
-             inside: set[int]) -> tuple[int, int]:  # fmt: skip
-    """Bytes of operands that devices outside bring in, and of results they send back, at least.
+def crossing(
+    work: Workload, way: str, done: set[Triple], others: set[Triple], owner: Sequence[int],
+    inside: set[int],
+) -> tuple[int, int, list[tuple[int, int, int]]]:  # fmt: skip
+    """What devices outside bring in, and what they send back, at least.
 
-    `done` are the triples computed outside; what they touch of what is owned inside has to move.
+    `done` are the triples computed outside, `others` the rest; what they touch of what is owned
+    inside has to move.
+
+    Returns:
+        Bytes of operands, and of results in which nobody else has a part; and, of the results of
+        each kind that are computed on both sides, their number and the bytes of a partial and of a
+        final one.
     """
     group = work.heads_per_kv
-    rows = {(q, h) for q, _, h in done if owner[q] in inside}
-    keys = {(k, h // group) for _, k, h in done if owner[k] in inside}
-    if way == "forward":
-        operands = len(rows) * work.row_bytes("q") + len(keys) * work.row_bytes("kv")
-        return operands, len(rows) * work.row_bytes("o")
-    operands = len(rows) * (work.row_bytes("q") + work.row_bytes("g"))
-    operands += len(keys) * work.row_bytes("kv")
-    return operands, len(rows) * work.row_bytes("dq") + len(keys) * work.row_bytes("dkv")
+    rows, more_rows = ({(q, h) for q, _, h in some if owner[q] in inside}
+                       for some in (done, others))  # fmt: skip
+    keys, more_keys = ({(k, h // group) for _, k, h in some if owner[k] in inside}
+                       for some in (done, others))  # fmt: skip
+    kinds = [("o" if way == "forward" else "dq", rows, more_rows)]
+    operands = len(rows) * work.row_bytes("q") + len(keys) * work.row_bytes("kv")
+    if way == "backward":
+        operands += len(rows) * work.row_bytes("g")
+        kinds.append(("dkv", keys, more_keys))
+    alone = sum(len(there - here) * work.row_bytes(kind, final=True) for kind, there, here in kinds)
+    both = [
+        (len(there & here), work.row_bytes(kind), work.row_bytes(kind, final=True))
+        for kind, there, here in kinds
+    ]
+    return operands, alone, both
+
+
+def collected(both: list[tuple[int, int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield bytes of results on their way home, and of what is sent to where they are collected."""
+    for numbers in itertools.product(*(range(count + 1) for count, _, _ in both)):
+        home = away = 0
+        for number, (count, partial, final) in zip(numbers, both, strict=True):
+            home += (count - number) * partial + number * final
+            away += number * partial
+        yield home, away
 
 
 def star(rates: Sequence[tuple[float, float]], rate: str) -> Topology:
@@ -73,6 +99,24 @@ def star(rates: Sequence[tuple[float, float]], rate: str) -> Topology:
     for link, (_, into) in zip(document["links"], rates, strict=True):
         link["reverse"] = f"{into!r} GB/s"
     return Topology.from_document(document)
+
+
+def crossed(
+    work: Workload, way: str, done: tuple[set[Triple], set[Triple]], owner: Sequence[int],
+    sides: tuple[set[int], set[int]], rates: tuple[float, float],
+) -> float:  # fmt: skip
+    """Seconds that a cut takes, wherever results of both sides are collected."""
+    (here, there), (inside, others), (into, out) = done, sides, rates
+    lent, returned, shared = crossing(work, way, there, here, owner, inside)
+    borrowed, sent, also_shared = crossing(work, way, here, there, owner, others)
+    return min(
+        max(
+            (lent + sent + away + also_home) / out / 1e9,
+            (borrowed + returned + home + also_away) / into / 1e9,
+        )
+        for home, away in collected(shared)
+        for also_home, also_away in collected(also_shared)
+    )
 
 
 def fastest_placement(
@@ -90,12 +134,10 @@ def fastest_placement(
                 others = set(range(ranks)) - inside
                 here = {t for t, rank in zip(every, placed, strict=True) if rank in inside}
                 there = set(every) - here
-                lent, returned = crossing(work, way, there, owner, inside)
-                borrowed, sent = crossing(work, way, here, owner, others)
                 out = min(sum(rates[r][0] for r in inside), sum(rates[r][1] for r in others))
                 into = min(sum(rates[r][1] for r in inside), sum(rates[r][0] for r in others))
                 seconds = max(
-                    seconds, (lent + sent) / out / 1e9, (borrowed + returned) / into / 1e9
+                    seconds, crossed(work, way, (here, there), owner, (inside, others), (into, out))
                 )
             best = min(best, seconds)
     return best
@@ -108,6 +150,8 @@ PLACED = [  # tokens, heads, KV heads, mask, (out, in) of each device
     (3, 2, 1, "causal", [(1, 1), (1, 1)]),
     (2, 2, 1, "causal", [(1, 1), (1, 1), (1, 1)]),
     (3, 1, 1, "docs:2,1", [(1, 1), (1, 3)]),
+    (2, 1, 1, "full", [(1, 10), (10, 1)]),
+    (2, 2, 1, "causal", [(1, 10), (10, 1)]),
     (3, 1, 1, "window:2", [(1, 1), (2, 1), (1, 1)]),
 ]
 
@@ -121,16 +165,17 @@ def test_placements_by_brute_force(case: Any, rate: str, way: str) -> None:
     topology = star(rates, rate)
     truth = fastest_placement(work, way, rates, topology.devices[0].compute.peak["bf16"])
     shards = Partition.contiguous(tokens, len(rates))
-    assert bound(topology, work, direction=way).seconds <= truth
-    assert bound(topology, work, direction=way, partition=shards).seconds <= truth
+    for partition in (None, shards):
+        limit = bound(topology, work, direction=way, partition=partition)
+        assert limit.seconds <= truth * (1 + 1e-12)
 
 
 def test_two_devices_by_hand() -> None:
     """Full mask, one head of dimension 4, two tokens each, a link of 1 GB/s each way.
 
-    A query is 8 bytes, a key with its value 16, a partial output 4 x 4 + 4 = 20. Keys both ways:
-    2 x 16 = 32 bytes each way. Queries both ways: 16 + 40 = 56. Everything to one device: 48 in and
-    40 out, and between two such heads 44 each way.
+    A query is 8 bytes, a key with its value 16, a partial output 4 x 4 + 4 = 20, a final one 12.
+    Keys both ways: 2 x 16 = 32 bytes each way. Queries both ways: 16 + 40 = 56. Everything to one
+    device: 48 in and 24 out, and between two such heads 36 each way.
     """
     work = Workload(seq_len=4, heads=1, head_dim=4, mask="full")
     found = bound(machine(2, [("d0", "d1", 1)]), work)
@@ -145,10 +190,31 @@ def test_causal_by_hand() -> None:
 
     For its half, 18 pairs, it needs 2 foreign keys of 16 bytes, where queries are dear.
     """
-    slope, offset = Owner(own=4, foreign=4, ordered=True).tangents(1e6, 16.0)
+    slope, offset = Owner(own=4, foreign=4, ordered=True).tangents(
+        Prices(query=1e6, key=16.0, both=1e6 + 16)
+    )
     assert (slope * 18 + offset).max() == pytest.approx(32)
     assert (slope * 10 + offset).max() == pytest.approx(0, abs=1e-9)
     assert (slope * 26 + offset).max() == pytest.approx(64)
+
+
+def test_results_are_collected_where_they_leave_at_the_slow_end() -> None:
+    """Out of one device is slow and into it fast: results of both are added up there, to be final.
+
+    Where both ways are alike that is no gain, and partial results count with all their bytes.
+    """
+    work = Workload(seq_len=1024, heads=1, head_dim=64, mask="causal")
+    uneven, even = (
+        [
+            bound(
+                star(rates, "10 TFLOP/s"), replace(work, grad_dtype=dtype), direction="backward"
+            ).seconds
+            for dtype in ("fp32", "bf16")
+        ]
+        for rates in ([(1, 1000), (1000, 1)], [(1, 1), (1, 1)])
+    )
+    assert uneven[0] == pytest.approx(uneven[1])
+    assert even[0] > 1.2 * even[1]
 
 
 def test_all_work_over_all_rates() -> None:
@@ -215,11 +281,59 @@ def test_no_set_sees_more_pairs(data: st.DataObject) -> None:
     own, queries, keys = data.draw(one), data.draw(one), data.draw(one)
     pairs = sum(not ordered or k <= q for q in own | queries for k in own | keys)
     owner = Owner(own=len(own), foreign=tokens - len(own), ordered=ordered)
-    extra = [np.array([len(found - own)], float) for found in (queries, keys)]
-    assert pairs <= owner.pairs(*extra)[0] + 1e-9
-    slope, offset = owner.tangents(3.0, 5.0)
-    cost = 3 * len(queries - own) + 5 * len(keys - own)
-    assert (slope * pairs + offset).max() <= cost + 1e-9
+    extra = alone_and_both(queries - own, keys - own)
+    assert pairs <= owner.pairs(*(np.array([count], float) for count in extra))[0] + 1e-9
+    prices = data.draw(st.sampled_from(PRICES))
+    slope, offset = owner.tangents(prices)
+    assert (slope * pairs + offset).max() <= prices.of(*extra) + 1e-9
+
+
+PRICES = [
+    Prices(query=query, key=8 - query, both=both)
+    for query in (0.5, 3.0)
+    for both in (0.5, 6.5, 8.0)
+]
+
+
+def alone_and_both(queries: set[int], keys: set[int]) -> tuple[int, int, int]:
+    return len(queries - keys), len(keys - queries), len(queries & keys)
+
+
+@pytest.mark.parametrize("tokens", [2, 3, 5])
+def test_nothing_is_cheaper_where_all_pairs_count(tokens: int) -> None:
+    """Any tokens of two sets go to the other; a pair that two places can do is done at either."""
+    for own in range(1, tokens):
+        moves = everything_that_may_move(tokens, own)
+        for first, other in itertools.product(PRICES, repeat=2):
+            cost = first.of(*moves[2:5]) + other.of(*moves[5:])
+            for more in (0, 1):
+                most = min(own + more, tokens), min(tokens - own + more, tokens)
+                least = complete(tokens, most, first, other)
+                for share in moves[:2]:
+                    assert (least(share / tokens**2) <= cost + 1e-9).all()
+
+
+def everything_that_may_move(tokens: int, own: int) -> Any:
+    """List all movements between the first tokens and the others that let all pairs be computed.
+
+    Returns:
+        Least and most pairs of the first set, and queries alone, keys alone and both that come to
+        it and to the other: ``[8, movements]``.
+    """
+    found = []
+    sides = [set(range(own)), set(range(own, tokens))]
+    subsets = [
+        [set(some) for size in range(len(side) + 1) for some in itertools.combinations(side, size)]
+        for side in sides
+    ]
+    for q, k, far_q, far_k in itertools.product(*[subsets[1]] * 2, *[subsets[0]] * 2):
+        here, there = sides[0] | q, sides[1] | far_q
+        keys, far_keys = sides[0] | k, sides[1] | far_k
+        common = len(here & there) * len(keys & far_keys)
+        if len(here) * len(keys) + len(there) * len(far_keys) - common == tokens**2:
+            most, least = len(here) * len(keys), tokens**2 - len(there) * len(far_keys)
+            found.append([least, most, *alone_and_both(q, k), *alone_and_both(far_q, far_k)])
+    return np.array(found, float).T
 
 
 @given(

@@ -17,6 +17,8 @@ from charm_sched.bounds.bound import delay_between, delay_out
 from charm_sched.bounds.class_bound import class_bound
 from charm_sched.bounds.demands import demand_of
 from charm_sched.errors import WorkloadError
+from charm_sched.masks.blocks import Block
+from charm_sched.masks.mask import Mask
 from charm_sched.partition import Partition
 from charm_sched.planners import PLANNERS
 from charm_sched.planners.strategies import build, residents
@@ -157,7 +159,8 @@ def leaving(partition: Partition, work: Workload, way: str, inside: Sequence[boo
         if inside[owner[key]] and not all(inside[user] for user in users):
             total += work.row_bytes("kv") * work.num_kv_heads
         if way == "backward" and not inside[owner[key]] and any(inside[user] for user in users):
-            total += work.row_bytes("dkv") * work.num_kv_heads
+            final = owner[key] not in users  # else the owner adds to what comes home
+            total += work.row_bytes("dkv", final=final) * work.num_kv_heads
     return total
 
 
@@ -249,6 +252,19 @@ def test_what_is_resident_does_not_move_again() -> None:
     both = [*saved, (0, Item("kv", ((4, 8),), (0, 1)), 0)]
     alone = class_bound(topology, work, direction="backward", partition="contiguous", saved=both)
     assert alone.communication == pytest.approx(4 * work.row_bytes("dkv") / GB)
+
+
+def test_gradients_that_the_owner_has_no_part_in_may_be_final() -> None:
+    """Each of two devices attends to the other's keys alone: keys go there, gradients come back."""
+    blocks = (Block(rows=(0, 4), keys=(4, 8)), Block(rows=(4, 8), keys=(0, 4)))
+    work = Workload(seq_len=8, heads=1, head_dim=4, mask=Mask(kind="blocks", blocks=blocks))
+    topology, shards = machine(2, [("d0", "d1", 1)]), Partition.contiguous(8, 2)
+    found = class_bound(topology, work, direction="backward", partition=shards)
+    sizes = work.row_bytes("kv"), work.row_bytes("dkv", final=True)
+    assert found.communication == pytest.approx(4 * sum(sizes) / GB)
+    plan = planned(topology, work, "ring", shards, "backward", {}, ())
+    assert plan.op_bytes.sum() == 2 * 4 * sum(sizes)
+    assert simulate(plan, topology).makespan >= found.seconds
 
 
 def test_a_copy_counts_for_all_who_can_reach_it() -> None:

@@ -18,11 +18,14 @@ from charm_sched.errors import StrategyError
 from charm_sched.partition import Partition
 from charm_sched.planners import PLANNERS
 from charm_sched.planners.domain_order import Tile, order_kernels
+from charm_sched.planners.domain_shape import shapes
 from charm_sched.planners.head_chunks import chunk_heads
 from charm_sched.planners.hierarchy import Tree
 from charm_sched.planners.machine import machine_of
 from charm_sched.planners.strategies import build, check_params
 from charm_sched.planners.tiles import choose_tile, order_tile
+from charm_sched.plans.builder import Builder
+from charm_sched.plans.items import DKV, DQ, KINDS
 from charm_sched.plans.ops import Attend, Transfer
 from charm_sched.plans.plan import ATTEND, TRANSFER, Plan
 from charm_sched.proof.verifier import verify
@@ -81,15 +84,94 @@ def test_one_to_twelve_ranks(name: str, partition: str) -> None:
 
 
 @pytest.mark.parametrize(("ranks", "heads", "kv_heads"), [(4, 8, 8), (8, 16, 8), (16, 128, 16)])
-def test_ulysses_sends_what_others_compute(ranks: int, heads: int, kv_heads: int) -> None:
-    forward, backward = cases.both_ways("ulysses", ranks, shape(heads, kv_heads, ranks))
+@pytest.mark.parametrize("grad_dtype", ["fp32", "bf16"])
+def test_ulysses_sends_what_others_compute(
+    ranks: int, heads: int, kv_heads: int, grad_dtype: str
+) -> None:
+    work = replace(shape(heads, kv_heads, ranks), grad_dtype=grad_dtype)
+    forward, backward = cases.both_ways("ulysses", ranks, work)
     share = ranks - 1  # ranks times (P - 1) / P
     assert moved(forward) == {"q": share, "kv": share, "o": share}
-    work, group = forward.workload, heads // kv_heads
+    group = heads // kv_heads
     kv = 4 * kv_heads * work.row_bytes("kv")
     statistics = share * 4 * heads * 4  # the log-sum-exp beside o
     assert forward.op_bytes.sum() - statistics == share * (group + 1) * kv
     assert moved(backward) == dict.fromkeys(("q", "g", "kv", "dq", "dkv"), share)
+
+
+@pytest.mark.parametrize("grad_dtype", ["fp32", "bf16"])
+def test_ulysses_has_the_bytes_of_the_publication(grad_dtype: str) -> None:
+    """DeepSpeed-Ulysses (arXiv:2309.14509): 4 N h / P elements per link and layer.
+
+    For N tokens, hidden size h and P devices: three all-to-alls of N h for q, k and v, and one for
+    the output. Of each a device keeps 1 / P. The backward sends the gradient of the output there
+    and those of q, k and v back: the same again, where q, k and v are kept. In bf16; to that come
+    the statistics in our messages: log-sum-exp with the output, and with delta in the backward.
+    """
+    ranks, heads = 8, 16
+    work = replace(shape(heads, heads, ranks), grad_dtype=grad_dtype)
+    forward, backward = cases.both_ways("ulysses", ranks, work, params={"save": True})
+    hidden, sent = heads * work.head_dim, (ranks - 1) / ranks
+    elements = 4 * work.seq_len * hidden / ranks
+    statistics = work.seq_len * heads * 4 / ranks
+    for made, counts in ((forward, 1), (backward, 2)):
+        expected = ranks * sent * (2 * elements + counts * statistics)
+        assert made.op_bytes.sum() == expected
+
+
+@pytest.mark.parametrize("way", [0, 1])
+def test_what_is_final_where_heads_are_exchanged(way: int) -> None:
+    """All results that come home, but KV heads that several ranks share."""
+    heads_alone = shape(8, 4, 4)
+    for name, params in (("ulysses", {}), ("usp", {"degree": 2}), ("usp", {"degree": 4})):
+        made = list(cases.both_ways(name, 4, heads_alone, params=params))[way]
+        results = [
+            item.kind
+            for op in made.ops()
+            if isinstance(op, Transfer) and op.stream == "results"
+            for item, _ in op.items
+        ]
+        kinds = made.items.kind[made.columns.arg[made.finals]]
+        assert Counter(results) == Counter(KINDS[kind] for kind in kinds)
+    shared = list(cases.both_ways("ulysses", 4, shape(8, 2, 4)))[way]
+    kinds = shared.items.kind[shared.columns.arg[shared.finals]]
+    assert {KINDS[kind] for kind in kinds} == {("o", "dq")[way]}
+
+
+def test_a_mesh_of_domains_knows_which_results_are_final() -> None:
+    """For every shape on two domains of four: all results of a kind that move, or not all."""
+    domains = [[0, 1, 2, 3], [4, 5, 6, 7]]
+    found = set()
+    for work in (shape(8, 8, 8), shape(8, 2, 8)):
+        b = Builder(work, Partition.contiguous(work.seq_len, 8))
+        for one in shapes(b, np.array(domains)):
+            numbers = {
+                name: getattr(one, name)
+                for name in ("groups", "rows", "inner_groups", "inner_rows")
+            }
+            params = {"domains": domains, **numbers}
+            _, made = cases.both_ways("domain_mesh", 8, work, params=params)
+            args = np.repeat(made.columns.op == TRANSFER, np.diff(made.columns.ptr))
+            kinds = made.items.kind[made.columns.arg]
+            for kind, expected in zip((DQ, DKV), one.finals(work), strict=True):
+                at = args & (kinds == kind)
+                assert not at.any() or made.finals[at].all() == expected, (one, kind)
+                found.add((kind, expected, bool(at.any())))
+    assert {(kind, final, True) for kind in (DQ, DKV) for final in (False, True)} <= found
+
+
+@pytest.mark.parametrize("name", ["ring", "reverse_ring", "double_ring", "all_gather", "charm"])
+def test_no_gradient_of_a_key_is_final_where_its_owner_attends_to_it(name: str) -> None:
+    for made in cases.both_ways(name, 6, cases.small_workload(24), "zigzag"):
+        assert not made.finals.any()
+
+
+@given(cases.plans(most_ranks=5))
+@settings(max_examples=80)
+def test_what_is_final_is_the_only_thing_that_comes_home(made: Plan) -> None:
+    moves = np.repeat(made.columns.op == TRANSFER, np.diff(made.columns.ptr))
+    assert made.finals[moves].tolist() == brute.finals(made)
+    assert not made.finals[~moves].any()
 
 
 def test_ulysses_across_two_nodes() -> None:

@@ -195,6 +195,34 @@ def test_verdicts_agree_with_those_on_the_explicit_plan(data: st.DataObject) -> 
     assert folded == explicit
 
 
+def test_translates_of_final_results_are_final() -> None:
+    """Of each shard's queries a third is attended at home, one abroad, and one at both."""
+    n, work = 4, Workload(seq_len=12, heads=2, head_dim=4, mask="full")
+
+    def plan(symmetry: Symmetry | None) -> Plan:
+        b = Builder(work, Partition.contiguous(12, n), symmetry=symmetry)
+        r, before, kv = b.ranks, (b.ranks - 1) % n, b.shards("kv")
+        q, o = b.pieces("q", 3), b.pieces("o", 3)
+        b.transfer(src=before, dst=r, items=q[before, 1:], level=0, stream="there", slot=[[8, 9]])
+        for t in range(1, n):
+            keys = kv[(r - t) % n]
+            b.transfer(src=(r - t) % n, dst=r, items=keys, level=t - 1, stream="keys", slot=t)
+        every = kv[(r[:, None] - np.arange(n)) % n]
+        b.attend(rank=r, queries=q[r, 0], keys=every)
+        b.attend(rank=r, queries=q[r, 2], keys=kv[r])
+        b.attend(rank=r, queries=q[before, 1], keys=every, query_slot=10)
+        b.attend(rank=r, queries=q[before, 2], keys=np.delete(every, 1, axis=1), query_slot=11)
+        b.transfer(src=r, dst=before, items=o[before, 1:], level=0, stream="back")
+        return b.build()
+
+    every, few = plan(None), plan(Symmetry(shape=(n,), axes=(0,)))
+    for found in (every, few):
+        verify(found)
+    assert few.op_bytes.sum() * n == every.op_bytes.sum()
+    assert few.finals.sum() * n == every.finals.sum() == n
+    assert expand(few).finals.sum() == n
+
+
 def test_what_is_attended_nowhere_is_found() -> None:
     symmetry = Symmetry(shape=FLAT, axes=(0,))
 

@@ -11,6 +11,8 @@ def test_bytes_per_row_of_every_kind() -> None:
     assert work.row_bytes("q") == 3 * 64 * 2
     assert work.row_bytes("kv") == 3 * (64 + 32) * 2
     assert work.row_bytes("o") == 3 * (32 * 4 + 4)  # fp32 on the wire, with its lse
+    assert work.row_bytes("o", final=True) == 3 * (32 * 2 + 4)  # as the output is in the end
+    assert work.row_bytes("dkv", final=True) == 3 * (64 + 32) * 2
     assert work.row_bytes("g") == 3 * (32 * 2 + 4 + 4)  # dout, lse, delta
     assert work.row_bytes("dq") == 3 * 64 * 4
     assert work.row_bytes("dkv") == 3 * (64 + 32) * 4
@@ -19,7 +21,19 @@ def test_bytes_per_row_of_every_kind() -> None:
 def test_gradients_travel_in_the_dtype_asked_for() -> None:
     assert Workload(seq_len=8, grad_dtype="bf16").row_bytes("dq") == 128 * 2
     assert Workload(seq_len=8, dtype="fp64").wire_dtype == "fp64"
+    assert Workload(seq_len=8, dtype="fp64").final_dtype == "fp64"
     assert Workload(seq_len=8, dtype="fp64").row_bytes("o") == 128 * 8 + 8
+
+
+@pytest.mark.parametrize(
+    ("dtype", "grad_dtype", "final"),
+    [("bf16", None, "bf16"), ("fp16", "bf16", "fp16"), ("fp32", "bf16", "bf16"),
+     ("fp32", "fp64", "fp32"), ("bf16", "fp64", "bf16")],
+)  # fmt: skip
+def test_final_results_travel_in_the_dtype_unless_the_other_is_smaller(
+    dtype: str, grad_dtype: str | None, final: str
+) -> None:
+    assert Workload(seq_len=8, dtype=dtype, grad_dtype=grad_dtype).final_dtype == final
 
 
 def test_flops_are_those_of_flash_attention() -> None:

@@ -213,7 +213,7 @@ def _search(
     def leaving(inside: Bools) -> float:
         return demand.leaving(inside) + (demand.leaving(~inside) if both else 0.0)
 
-    two_sided = both or demand.gradient_bytes > 0
+    two_sided = both or demand.two_sided
     for inside, outside in _terms(topology, devices, graph, demand, two_sided):
         gain = demand.gain(inside, outside)
         if both:

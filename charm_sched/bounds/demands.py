@@ -35,7 +35,9 @@ class Demand:
         needed: Whether a rank's queries see it; never the owner's own, ``[atoms, ranks]``.
         held: Whether a rank has it from the beginning, the owner or a resident copy, likewise.
         key_bytes: Bytes of one row of keys and values, all heads.
-        gradient_bytes: Bytes of one row of their gradients, all heads; 0 in the forward.
+        gradient_bytes: Bytes of one row of the gradients of each atom, all heads, ``[atoms]``; 0 in
+            the forward. Where the owner attends to the row itself it adds to what comes home, which
+            then travels as a partial result; where it does not, it may be final.
     """
 
     rows: Ints
@@ -43,7 +45,7 @@ class Demand:
     needed: Bools
     held: Bools
     key_bytes: int
-    gradient_bytes: int
+    gradient_bytes: Ints
 
     def leaving(self, inside: Bools) -> float:
         """Give the bytes that have to leave a set of ranks.
@@ -67,17 +69,22 @@ class Demand:
         return self.key_bytes * int(self.rows[keys].sum())
 
     def _owed_by(self, inside: Bools) -> int:
-        if not self.gradient_bytes:
+        if not self.two_sided:
             return 0
         owed = ~inside[self.owner] & self._wanted(inside)
-        return self.gradient_bytes * int(self.rows[owed].sum())
+        return int(self.rows[owed] @ self.gradient_bytes[owed])
+
+    @cached_property
+    def two_sided(self) -> bool:
+        """Whether gradients move as well."""
+        return bool(self.gradient_bytes.any())
 
     @cached_property
     def between_devices(self) -> float:
         """What `crossing` gives for each single rank, summed over the ranks."""
         keys = int(self.rows @ (self.needed & ~self.held).sum(1))
-        owed = int(self.rows @ self.needed.sum(1))
-        return float(self.key_bytes * keys + self.gradient_bytes * owed)
+        owed = int((self.rows * self.gradient_bytes) @ self.needed.sum(1))
+        return float(self.key_bytes * keys + owed)
 
     def gain(self, inside: Ints, outside: Ints) -> Gain:
         """Give the part of the demand that needs by ``outside`` and attends by ``inside`` cause.
@@ -90,8 +97,9 @@ class Demand:
         within[inside] = without[outside] = True
         wanted = self._wanted(without) & ~self._there(without)
         copied = self._holders > 1
-        each = self._by_owner(wanted & ~copied, self.key_bytes, ranks)
-        if self.gradient_bytes:
+        key_bytes = np.full(len(self.rows), self.key_bytes)
+        each = self._by_owner(wanted & ~copied, key_bytes, ranks)
+        if self.two_sided:
             each -= self._by_owner(self._wanted(within), self.gradient_bytes, ranks)
         together = [
             (float(self.key_bytes * self.rows[atom]), np.flatnonzero(self.held[atom]))
@@ -121,9 +129,9 @@ class Demand:
         holders: Ints = self.held.sum(1)
         return holders
 
-    def _by_owner(self, atoms: Bools, row_bytes: int, ranks: int) -> Floats:
+    def _by_owner(self, atoms: Bools, row_bytes: Ints, ranks: int) -> Floats:
         sums = np.zeros(ranks, np.int64)
-        np.add.at(sums, self.owner[atoms], row_bytes * self.rows[atoms])
+        np.add.at(sums, self.owner[atoms], row_bytes[atoms] * self.rows[atoms])
         return sums.astype(np.float64)
 
 
@@ -161,13 +169,15 @@ def demand_of(
         _marked(cuts, intervals, partition.num_ranks) for intervals in (shards, needs, copies)
     )
     heads = workload.num_kv_heads
+    gradient, final = (workload.row_bytes("dkv", final=way) * heads for way in (False, True))
+    attended_at_home = (needed & owned).any(1)
     return Demand(
         rows=np.diff(cuts),
         owner=owned.argmax(1),
         needed=needed & ~owned,
         held=held | owned,
         key_bytes=workload.row_bytes("kv") * heads,
-        gradient_bytes=workload.row_bytes("dkv") * heads if backward else 0,
+        gradient_bytes=np.where(attended_at_home, gradient, final) * int(backward),
     )
 
 

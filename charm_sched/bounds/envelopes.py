@@ -1,18 +1,21 @@
 """The least that has to be brought to a set of devices so that it can do a share of the work.
 
-A set owns ``n`` of ``L`` tokens: their queries, keys and values. It works for one KV head on the
-queries of ``r`` further tokens (on average over the query heads that share the KV head), and on
-``c`` further keys. How many unmasked (query, key) pairs per query head can that be?
+A set owns ``n`` of ``L`` tokens: their queries, keys and values. It works for one KV head on
+foreign tokens, of which there are ``f = L - n``: on the query alone of ``u`` of them, on the key
+alone of ``w``, on both of ``y`` (on average over the query heads that share the KV head). How many
+unmasked (query, key) pairs per query head can that be?
 
-* Any mask: ``(n + r) (n + c)``. (Without a mask more can be said: `complete`.)
-* A mask that shows no later key: with ``f = L - n``, ``T(m) = m (m + 1) / 2`` and
-  ``x = max(0, r + c - f)``, ``T(n) + n min(f, r + c) + r c - x (x - 1) / 2``. For of two tokens at
-  most one sees the other, and at least ``x`` tokens are foreign query and foreign key at once.
+* Any mask: ``(n + u + y) (n + w + y)``. (Without a mask more can be said: `complete`.)
+* A mask that shows no later key: ``T(n) + n (u + w + y) + u w + y (u + w) + T(y)`` with
+  ``T(m) = m (m + 1) / 2``. For of two tokens at most one sees the other.
 
-A query costs ``a``, a key ``b``. The lower convex envelope of the cost over the number of pairs
-counts, since a schedule may do much of one KV head and little of another. It is given by tangents:
-for a slope ``m``, cost >= m pairs - max over (r, c) of (m pairs(r, c) - a r - b c). Any number of
-slopes gives a valid bound; the maximum has a closed form for both shapes.
+A query alone costs ``a``, a key ``b``, both of a token ``d``: less than ``a + b`` where results of
+both may be final (`Prices`). The lower convex envelope of the cost over the number of pairs counts,
+since a schedule may do much of one KV head and little of another. It is given by tangents: for a
+slope ``m``, cost >= m pairs - max over (u, w, y) of (m pairs - a u - b w - d y). Any number of
+slopes gives a valid bound. The maximum has a closed form. Along a ray from 0 the function is
+convex, so it is at 0 or where ``u + w + y = f``. There it is concave in ``u`` and ``w`` for the
+second mask (the two apart), and bilinear for the first: then it is at a corner or where ``y = 0``.
 """
 
 from __future__ import annotations
@@ -29,6 +32,25 @@ SLOPES = 48  # tangents between the flattest and the steepest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """Cost of what a set works on and does not own, with its results.
+
+    Attributes:
+        query: Of a query whose token's key stays abroad.
+        key: Of a key whose token's query stays abroad.
+        both: Of a query and a key of one token.
+    """
+
+    query: float
+    key: float
+    both: float
+
+    def of(self, queries: Floats, keys: Floats, both: Floats) -> Floats:
+        """Give the cost of so many of each."""
+        return self.query * queries + self.key * keys + self.both * both
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
     """What a set of devices owns, and the shape of the mask.
 
@@ -42,25 +64,29 @@ class Owner:
     foreign: int
     ordered: bool
 
-    def pairs(self, queries: Floats, keys: Floats) -> Floats:
-        """Give the most pairs per query head with so many foreign queries and keys."""
-        n, f = float(self.own), float(self.foreign)
-        if not self.ordered:
-            return (n + queries) * (n + keys)
-        both = np.maximum(queries + keys - f, 0.0)
-        hidden = both * (both - 1) / 2
-        cross = n * np.minimum(f, queries + keys)
-        return n * (n + 1) / 2 + cross + queries * keys - hidden
+    def pairs(self, queries: Floats, keys: Floats, both: Floats) -> Floats:
+        """Give the most pairs per query head with so many foreign tokens.
 
-    def tangents(self, query_cost: float, key_cost: float) -> tuple[Floats, Floats]:
+        Args:
+            queries: Of which the query is there alone.
+            keys: Of which the key is there alone.
+            both: Of which both are there.
+        """
+        n = float(self.own)
+        if not self.ordered:
+            return (n + queries + both) * (n + keys + both)
+        among = queries * keys + both * (queries + keys) + both * (both + 1) / 2
+        return n * (n + 1) / 2 + n * (queries + keys + both) + among
+
+    def tangents(self, prices: Prices) -> tuple[Floats, Floats]:
         """Give lines that lie below the cost of a number of pairs: slopes, and offsets below 0.
 
         Slopes are sorted; the first line is 0.
         """
         f = float(self.foreign)
-        queries, keys = np.array([0, 0, f, f]), np.array([0, f, 0, f])
-        pairs = self.pairs(queries, keys)
-        cost = query_cost * queries + key_cost * keys
+        queries, keys, both = np.vstack([np.zeros(3), np.eye(3) * f]).T
+        pairs = self.pairs(queries, keys, both)
+        cost = prices.of(queries, keys, both)
         with np.errstate(divide="ignore", invalid="ignore"):
             between = (cost[:, None] - cost) / (pairs[:, None] - pairs)
         slopes = between[np.isfinite(between) & (between > 0)]
@@ -68,25 +94,27 @@ class Owner:
             ends = slopes.min() / 2, slopes.max() * max(2.0, f)
             slopes = np.concatenate([slopes, np.geomspace(*ends, SLOPES)])
         slopes = np.unique(np.concatenate([[0.0], slopes]))
-        return slopes, -self._most(slopes, query_cost, key_cost)
+        return slopes, -self._most(slopes, prices)
 
-    def _most(self, slopes: Floats, query_cost: float, key_cost: float) -> Floats:
+    def _most(self, slopes: Floats, prices: Prices) -> Floats:
         """Give the largest slope x pairs - cost over what may be foreign."""
         f, m = float(self.foreign), np.maximum(slopes, 1e-300)
         zero = np.zeros(len(m))
-        points = [(zero, zero), (zero + f, zero), (zero, zero + f), (zero + f, zero + f)]
+        split = np.clip((f - (prices.query - prices.key) / m) / 2, 0.0, f)
+        points = [(zero, zero, zero), (split, f - split, zero)]
         if self.ordered:
-            split = np.clip((f - (query_cost - key_cost) / m) / 2, 0.0, f)
-            points.append((split, f - split))
-            queries = np.clip(f + 0.5 - query_cost / m, 0.0, f)
-            keys = np.clip(f + 0.5 - key_cost / m, 0.0, f)
-            inside = queries + keys >= f
-            points.append((np.where(inside, queries, f), np.where(inside, keys, f)))
-        values = [
-            slopes * self.pairs(queries, keys) - query_cost * queries - key_cost * keys
-            for queries, keys in points
-        ]
-        most: Floats = np.max(values, axis=0)
+            queries, keys = (
+                np.clip((prices.both - alone) / m - 0.5, 0.0, f)
+                for alone in (prices.query, prices.key)
+            )
+            inside = queries + keys <= f
+            queries, keys = np.where(inside, queries, 0.0), np.where(inside, keys, 0.0)
+            points.append((queries, keys, np.where(inside, f - queries - keys, 0.0)))
+        else:
+            points += [(zero + f, zero, zero), (zero, zero + f, zero), (zero, zero, zero + f)]
+        most: Floats = np.max(
+            [slopes * self.pairs(*point) - prices.of(*point) for point in points], axis=0
+        )
         return most
 
 
@@ -179,29 +207,40 @@ class Hull:
         return list(self.share)
 
 
-def complete(
-    tokens: int, most: tuple[int, int], query: tuple[float, float], key: tuple[float, float]
-) -> Hull:
+def complete(tokens: int, most: tuple[int, int], first: Prices, other: Prices) -> Hull:
     """Give what crosses between two sets, by the share that the first does, where all pairs count.
 
     Each query of one set meets each key of the other, so for each head either all the queries go to
     the keys or all the keys to the queries. That leaves four ways for a KV head: keys both ways,
-    queries both ways, everything to the first set, everything to the other. Anything more that may
-    move costs more than a mixture of them over heads.
+    queries both ways, everything to the first set, everything to the other. More may move; the cost
+    is linear in how much, and the hull holds the corners:
+
+    * Keys (queries) both ways, and of some tokens the other as well. The share is linear in their
+      number too, so corners are none and all of them, and with all it is one of the other ways.
+    * Everything to the first set (the second), which leaves the other what it owns, and queries and
+      keys to that. Of ``t`` tokens that move alone, the other can use no more pairs than if half
+      were queries and half keys: corners are ``t = 0`` and all, at the price of the cheaper.
 
     Args:
         tokens: Tokens in all.
         most: Tokens that each of the two sets owns at most.
-        query: Cost of bringing a query, with its result, to the first set and to the other.
-        key: Cost of bringing a key to the first set and to the other.
+        first: Costs of what comes to the first set.
+        other: Costs of what comes to the other.
     """
     least = tokens - most[1], tokens - most[0]
     foreign = least[1], least[0]
-    keys, queries = (foreign[0] * price[0] + foreign[1] * price[1] for price in (key, query))
-    to_first, to_other = (foreign[i] * (query[i] + key[i]) for i in (0, 1))
-    points = [(share / tokens, cost) for share in (least[0], most[0]) for cost in (keys, queries)]
-    points += [(1 - (most[1] / tokens) ** 2, to_first), (1.0, to_first)]
-    points += [(0.0, to_other), ((most[0] / tokens) ** 2, to_other)]
+    low, high = least[0] / tokens, most[0] / tokens  # what the first owns
+    whole = foreign[0] * first.both, foreign[1] * other.both
+    alone = [
+        (foreign[0] * price, foreign[1] * there)
+        for price, there in ((first.key, other.key), (first.query, other.query))
+    ]
+    points = [(share, sum(pair)) for share in (low, high) for pair in alone]
+    points += [(1 - (most[1] / tokens) ** 2, whole[0]), (1.0, whole[0])]
+    points += [(0.0, whole[1]), (high**2, whole[1])]
+    cheapest = [min(pair[side] for pair in alone) for side in (0, 1)]
+    halves = low - low**2 / 4, high + (1 - high) ** 2 / 4
+    points += [(halves[0], whole[0] + cheapest[1]), (halves[1], cheapest[0] + whole[1])]
     return Hull.below(points)
 
 

@@ -22,18 +22,23 @@ from charm_sched.bounds.bound import (
     families,
 )
 from charm_sched.bounds.cuts import CutGraph, cut_graph, narrowest
-from charm_sched.bounds.envelopes import Curve, Hull, Owner, Total, complete, largest
+from charm_sched.bounds.envelopes import Curve, Hull, Owner, Prices, Total, complete, largest
 from charm_sched.errors import WorkloadError
 from charm_sched.masks.mask import area
 from charm_sched.partition import Partition, count_rows
+from charm_sched.plans.items import KINDS
 from charm_sched.plans.plan import DIRECTIONS
 
 if TYPE_CHECKING:
     from charm_sched.bounds.demands import Saved
+    from charm_sched.masks.segments import Segment
     from charm_sched.topology.graph import Topology
     from charm_sched.workload import Workload
 
 _STEPS = 60  # of halving an interval of time
+_MEANS = (1 / 3, 1 / 2, 2 / 3)
+"""Weights of what comes in beside what goes out: both ways take no longer than the longer of them.
+With a third to two thirds it is no gain to collect results of twice the bytes for others."""
 _ROUNDING = 1e-9  # of what crosses a cut at most: so much may be left of a difference that is 0
 
 
@@ -100,7 +105,9 @@ class _Task:
         resident: Bytes of (queries, keys) that are foreign to each rank but there from the start.
         ordered: The mask shows no key after the query.
         operand: Bytes of (a query in all query heads, a key in all KV heads) that works abroad.
-        result: Bytes of (the result of such a query, of such a key).
+        result: Bytes of (the result of such a query, of such a key) that is added to.
+        final: The same of one that is not (`plans.finals`).
+        reflexive: The mask shows every token itself.
     """
 
     devices: tuple[str, ...]
@@ -114,6 +121,8 @@ class _Task:
     ordered: bool
     operand: tuple[float, float]
     result: tuple[float, float]
+    final: tuple[float, float]
+    reflexive: bool
 
     def done(self, inside: Bools, seconds: float) -> float:
         """Give the FLOPs that a set of ranks can do in some seconds."""
@@ -124,6 +133,24 @@ class _Task:
         length = self.workload.seq_len
         own = min(int(self.tokens[inside].sum()), length)
         return Owner(own=own, foreign=length - own, ordered=self.ordered)
+
+    def prices(self, into: float, out: float) -> Prices:
+        """Give the costs of what comes to a set, at so much per byte that comes in and goes out.
+
+        A result is final where nobody outside has a part in it, or where that part came in before.
+        Where a token sees itself, somebody outside has a part in the result of a query without its
+        key, and of a key without its query.
+        """
+        final = [size * out for size in self.final]
+        added = [
+            min(partial * out, least + partial * into)
+            for partial, least in zip(self.result, final, strict=True)
+        ]
+        results = added if self.reflexive else final
+        query, key = (
+            operand * into + result for operand, result in zip(self.operand, results, strict=True)
+        )
+        return Prices(query=query, key=key, both=sum(self.operand) * into + sum(final))
 
 
 def _task(
@@ -142,11 +169,15 @@ def _task(
     profiles = [topology.device(name).compute for name in devices]
     everything = (np.zeros(1, np.int64), np.full(1, workload.seq_len))
     pairs = int(area(workload.mask_rule, workload.seq_len, everything, everything)[0])
-    sizes = {
-        kind: workload.row_bytes(kind)
-        * (workload.num_kv_heads if kind in ("kv", "dkv") else workload.heads)
-        for kind in ("q", "kv", "o", "g", "dq", "dkv")
-    }
+    sizes, finals = (
+        {
+            kind: workload.row_bytes(kind, final=final)
+            * (workload.num_kv_heads if kind in ("kv", "dkv") else workload.heads)
+            for kind in KINDS
+        }
+        for final in (False, True)
+    )
+    segments = workload.mask_rule.segments(workload.seq_len)
     forward = direction == "forward"
     return _Task(
         devices=devices,
@@ -157,13 +188,19 @@ def _task(
         overhead=np.array([profile.overhead for profile in profiles]),
         tokens=_tokens(workload, partition, len(devices)),
         resident=_resident(workload, () if forward else saved, len(devices)),
-        ordered=all(
-            segment.upper.slides and segment.upper.offset <= 1
-            for segment in workload.mask_rule.segments(workload.seq_len)
-        ),
+        ordered=all(segment.upper.slides and segment.upper.offset <= 1 for segment in segments),
         operand=(sizes["q"] + (0 if forward else sizes["g"]), sizes["kv"]),
         result=(sizes["o"], 0) if forward else (sizes["dq"], sizes["dkv"]),
+        final=(finals["o"], 0) if forward else (finals["dq"], finals["dkv"]),
+        reflexive=sum(s.last - s.first for s in segments if _sees_itself(s)) == workload.seq_len,
     )
+
+
+def _sees_itself(segment: Segment) -> bool:
+    """Say whether every row of a segment sees its own token."""
+    last = segment.last - 1
+    ends = ((segment.lower(row), row, segment.upper(row)) for row in (segment.first, last))
+    return all(low <= row < high for low, row, high in ends)
 
 
 def _tokens(workload: Workload, partition: str | Partition | None, ranks: int) -> Ints:
@@ -310,8 +347,8 @@ class _Search:
             pace = 1 / self._both.leaving(around)
             total = self._total(inside, pace, pace)
             ways.append(_Way(graph=self._both, inside=around, total=total))
-        mean = self._total(inside, pace_in / 2, pace_out / 2)
-        share, seconds = largest([*(way.total for way in ways), mean])
+        means = [self._total(inside, part * pace_in, (1 - part) * pace_out) for part in _MEANS]
+        share, seconds = largest([*(way.total for way in ways), *means])
         delays = [delay_out(self._topology, self._task.devices, s) for s in (inside, ~inside)]
         return _Side(
             inside=inside, ways=tuple(ways), share=share, seconds=seconds, latency=min(delays)
@@ -325,20 +362,14 @@ class _Search:
                 one=self._curve(inside, into, out),
                 other=self._curve(~inside, out, into).mirrored(),
             )
-        query, key = (
-            (operand * into + result * out, operand * out + result * into)
-            for operand, result in zip(task.operand, task.result, strict=True)
-        )
         most = task.owner(inside).own, task.owner(~inside).own
-        return complete(length, most, query, key)
+        return complete(length, most, task.prices(into, out), task.prices(out, into))
 
     def _curve(self, inside: Bools, into: float, out: float) -> Curve:
         """Give the seconds of what a set has to bring in and send out, by the share it does."""
         task = self._task
-        query = task.operand[0] * into + task.result[0] * out
-        key = task.operand[1] * into + task.result[1] * out
         owner = task.owner(inside)
-        slope, offset = owner.tangents(query, key)
+        slope, offset = owner.tangents(task.prices(into, out))
         there = np.minimum(task.resident[inside].sum(0), owner.foreign * np.array(task.operand))
         offset = offset - float(there.sum()) * into
         return Curve(

@@ -117,7 +117,8 @@ class _DomainMesh:
         home = np.zeros_like(self.allowed)
         home[0, 0] = True
         self.home_needs = self.pieces.needs(self.sides, home)
-        self.sizes = dict(zip((side.name for side in self.sides), shard_bytes(b), strict=True))
+        sizes = shard_bytes(b, shape.finals(b.workload))
+        self.sizes = dict(zip((side.name for side in self.sides), sizes, strict=True))
 
     def write(self) -> None:
         """Write the gathering, the kernels in order, and the returns."""

@@ -24,6 +24,7 @@ from charm_sched.planners.timetable import Pace
 if TYPE_CHECKING:
     from charm_sched.planners.machine import Machine
     from charm_sched.plans.builder import Builder
+    from charm_sched.workload import Workload
 
 MOST_PAIRS = 2**17
 """Pairs of operands in all kernels: with more, a plan takes long to simulate and to prove."""
@@ -57,6 +58,21 @@ class Shape:
     def inside(self, side: str) -> int:
         """Give from how many ranks of its domain a rank gets queries or keys, itself included."""
         return self.inner_groups * (self.inner_rows if side == "queries" else self.inner_columns)
+
+    def finals(self, workload: Workload) -> tuple[bool, bool]:
+        """Say whether one rank computes each result of queries, and of keys, all by itself.
+
+        It gathers all there is of the other side, and no other rank has the same heads. (Groups of
+        domains leave the pairs of a domain's own queries and keys in the domain.)
+        """
+        sides = (
+            (self.rows * self.inner_rows, workload.heads),
+            (self.columns * self.inner_columns, workload.num_kv_heads),
+        )
+        queries, keys = (
+            self.groups * beside == 1 and heads >= self.inner_groups for beside, heads in sides
+        )
+        return queries, keys
 
     @property
     def pairs(self) -> int:
@@ -176,8 +192,9 @@ def _estimate(
     """Give seconds of the busiest of computation and tiers, seconds across and seconds inside."""
     _, (across, inside) = two_tiers(machine)
     seconds_across = seconds_inside = 0.0
+    sizes = shard_bytes(b, shape.finals(b.workload))
     for side, moved, heads in zip(
-        SIDES, shard_bytes(b), (b.workload.heads, b.workload.num_kv_heads), strict=True
+        SIDES, sizes, (b.workload.heads, b.workload.num_kv_heads), strict=True
     ):
         size, outer = sum(moved), min(shape.groups, heads)
         inner = min(shape.groups * shape.inner_groups, heads)

@@ -67,6 +67,7 @@ class _HeadExchange:
         for row, ranks in enumerate(grid):
             self.row[ranks], self.member[ranks] = row, np.arange(self.members)
         self.before = grid[(self.row - 1) % self.steps, self.member]  # in its ring
+        self.items: dict[tuple[str, int, Heads], int] = {}
         self.slots = Slots(b)
         self.begun = Begun(b)
         self.levels: Counter[str] = Counter()
@@ -98,7 +99,10 @@ class _HeadExchange:
         return self.levels[stream] - 1
 
     def _item(self, kind: str, owner: int, heads: Heads) -> int:
-        return self.b.item(kind, self.b.partition.shards[owner], heads)
+        key = (kind, owner, heads)
+        if key not in self.items:
+            self.items[key] = self.b.item(kind, self.b.partition.shards[owner], heads)
+        return self.items[key]
 
     def _owner(self, rank: int, distance: int, step: int = 0) -> int:
         """Give the member at a distance before a rank, of the group ``step`` rows before it."""

@@ -79,50 +79,59 @@ def choose_tile(b: Builder, machine: Machine, tile_rows: int, neighbours: str) -
 def _seconds(b: Builder, machine: Machine, tile: Tile) -> float:
     """Estimate the time on the wire: of the busiest tier, as tiers work side by side."""
     busy: dict[Pace, float] = {}
+    paths = _paths(machine.tree)
     for what, (there, back) in zip(SIDES, shard_bytes(b), strict=True):
         ring = tile.ring(what)
         for before in ring[1:]:
             for peers, size in ((ring[1], there), (before, back)):
-                pace = _pace(machine, peers)
+                pace = _pace(machine, paths, peers)
                 seconds = pace.end(0.0, size) if size else 0.0
                 busy[pace] = busy.get(pace, 0.0) + seconds
     return max(busy.values(), default=0.0)
 
 
-def shard_bytes(b: Builder) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Give the bytes of the largest shard: queries there and back, keys there and back."""
+def shard_bytes(
+    b: Builder, finals: tuple[bool, bool] = (False, False)
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Give the bytes of the largest shard: queries there and back, keys there and back.
+
+    Args:
+        b: The builder.
+        finals: Whether what comes back for queries and for keys is final (`plans.finals`).
+    """
     work = b.workload
     rows = max(count_rows(shard) for shard in b.partition.shards)
     query, key = rows * work.heads, rows * work.num_kv_heads
+    there = work.row_bytes("q")
     if b.direction == "forward":
-        return (query * work.row_bytes("q"), query * work.row_bytes("o")), (
-            key * work.row_bytes("kv"), 0,
-        )  # fmt: skip
-    there = work.row_bytes("q") + work.row_bytes("g")
-    return (query * there, query * work.row_bytes("dq")), (
-        key * work.row_bytes("kv"), key * work.row_bytes("dkv"),
-    )  # fmt: skip
+        back, added = work.row_bytes("o", final=finals[0]), 0
+    else:
+        there += work.row_bytes("g")
+        back, added = (
+            work.row_bytes(kind, final=final)
+            for kind, final in zip(("dq", "dkv"), finals, strict=True)
+        )
+    return (query * there, query * back), (key * work.row_bytes("kv"), key * added)
 
 
-def _pace(machine: Machine, peers: Ints) -> Pace:
+def _pace(machine: Machine, paths: Ints, peers: Ints) -> Pace:
     """Give the pace of the slowest tier between a rank and its peer, over all ranks."""
-    paths = _paths(machine.tree)
-    depths = {
-        next(depth for depth, (one, other) in enumerate(zip(paths[rank], paths[peer], strict=False))
-             if one != other)
-        for rank, peer in enumerate(peers.tolist())
-    }  # fmt: skip
+    depths = np.unique((paths != paths[peers]).argmax(axis=1)).tolist()
     return min((machine.paces[depth] for depth in depths), key=lambda pace: pace.bandwidth)
 
 
-def _paths(tree: Tree, path: tuple[int, ...] = ()) -> dict[int, tuple[int, ...]]:
-    """Give the child numbers that lead to each rank."""
-    if isinstance(tree, int):
-        return {tree: path}
-    paths: dict[int, tuple[int, ...]] = {}
-    for number, child in enumerate(tree):
-        paths |= _paths(child, (*path, number))
-    return paths
+def _paths(tree: Tree) -> Ints:
+    """Give the child numbers that lead to each rank, ``[ranks, depth]``; -1 below a rank."""
+    found: dict[int, tuple[int, ...]] = {}
+    todo: list[tuple[Tree, tuple[int, ...]]] = [(tree, ())]
+    while todo:
+        node, path = todo.pop()
+        if isinstance(node, int):
+            found[node] = path
+        else:
+            todo += [(child, (*path, number)) for number, child in enumerate(node)]
+    depth = max(map(len, found.values()))
+    return np.array([(*path, *[-1] * (depth - len(path))) for _, path in sorted(found.items())])
 
 
 def order_tile(b: Builder, machine: Machine, tile: Tile) -> list[tuple[int, list[int]]]:
@@ -137,8 +146,9 @@ def order_tile(b: Builder, machine: Machine, tile: Tile) -> list[tuple[int, list
         the keys), in order.
     """
     columns, rows = tile.grid.shape
+    paths = _paths(machine.tree)
     hops = [
-        _pace(machine, tile.ring(what)[1]).end(0.0, moved[0]) if size > 1 else 0.0
+        _pace(machine, paths, tile.ring(what)[1]).end(0.0, moved[0]) if size > 1 else 0.0
         for what, moved, size in zip(SIDES, shard_bytes(b), (rows, columns), strict=True)
     ]
     work = b.workload

@@ -9,9 +9,11 @@ forward, with V the bytes of a shard's KV and G query heads per KV head: (P - 1)
 ``chunks`` overlaps the exchange of one chunk of heads with the attention of another on two streams
 (HCMS, arXiv:2607.01817), with two sets of buffers in turn.
 
+Results are final (`plans.finals`): they travel in the workload's ``dtype``, as in the published
+codes. Just the dkv of a KV head that several ranks share is added up by its owner.
+
 What differs from the published codes: q, k and v of a pair of ranks are one message; results have a
-stream of their own, and travel with their statistics in the workload's ``grad_dtype``, as partial
-results do everywhere here, where the codes send complete outputs in the dtype of q.
+stream of their own, and outputs take their log-sum-exp along, which the backward needs at home.
 """
 
 from __future__ import annotations

@@ -4,7 +4,9 @@ Unified sequence parallelism (arXiv:2405.07719; feifeibear/long-context-attentio
 attention of LoongTrain (arXiv:2406.18485). With n domains of g ranks, n - 1 hops of V per rank
 cross domains (V: bytes of a shard's KV), and (g - 1)/g (G + 1) V stays inside. The ring has two KV
 buffers and its gradient returns in n hops, as in `ring`. ``chunks`` lets the exchange of heads
-overlap with the attention of other heads, as in `ulysses` (arXiv:2607.01817).
+overlap with the attention of other heads, as in `ulysses` (arXiv:2607.01817). What is exchanged
+back is final (`plans.finals`) and travels in the workload's ``dtype``, in the ring the gradient is
+a partial result.
 
 What differs from the published codes: heads need not divide, and chunks of query heads that share
 a KV head go round the ring together.

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from charm_sched.errors import PlanError
 from charm_sched.masks.mask import Mask
 from charm_sched.partition import Partition
+from charm_sched.plans.finals import find_finals, operand_bytes
 from charm_sched.plans.items import KINDS, KV_AXIS, ItemTable
 from charm_sched.plans.ops import Attend, Merge, Op, Operands, Transfer
 from charm_sched.plans.symmetry import Names, Symmetry, received
@@ -239,15 +240,20 @@ class Plan:
 
     @cached_property
     def item_bytes(self) -> NDArray[np.int64]:
-        """Bytes of each item on the wire, whole batch."""
+        """Bytes of each item on the wire, whole batch; of results that are not final."""
         return self.bytes_as(self.items.kind)
 
-    def bytes_as(self, kind: NDArray[np.uint8]) -> NDArray[np.int64]:
+    @cached_property
+    def finals(self) -> NDArray[np.bool_]:
+        """Whether each operand is a final result on its way home (see `plans.finals`)."""
+        return find_finals(self)
+
+    def bytes_as(self, kind: NDArray[np.uint8], *, final: bool = False) -> NDArray[np.int64]:
         """Bytes that each item's rectangle takes as another kind (a key as its ``dkv``)."""
         import numpy as np
 
         items = self.items
-        width = np.array([self.workload.row_bytes(name) for name in KINDS], np.int64)
+        width = np.array([self.workload.row_bytes(name, final=final) for name in KINDS], np.int64)
         heads = (items.head_hi - items.head_lo).astype(np.int64)
         volume: NDArray[np.int64] = items.row_counts[items.rows] * heads * width[kind]
         return volume
@@ -257,10 +263,9 @@ class Plan:
         """Bytes that each transfer moves; 0 for other rows."""
         import numpy as np
 
-        columns = self.columns
-        ends = np.concatenate([[0], np.cumsum(self.item_bytes[columns.arg])])
-        moved = ends[columns.ptr[1:]] - ends[columns.ptr[:-1]]
-        return np.where(columns.op == TRANSFER, moved, 0).astype(np.int64)
+        ends = np.concatenate([[0], np.cumsum(operand_bytes(self))])
+        moved = ends[self.columns.ptr[1:]] - ends[self.columns.ptr[:-1]]
+        return np.where(self.columns.op == TRANSFER, moved, 0).astype(np.int64)
 
     @cached_property
     def num_levels(self) -> int:

@@ -181,6 +181,19 @@ def run_in_process(
     return out, dq, dk, dv
 
 
+def log_sum_exps(schedule: Schedule, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Run the forward, all ranks in this process; give each rank's log-sum-exp."""
+    plan, exchange = schedule.forward, Exchange()
+    kernel, runs = kernel_for(None, tensors[0].dtype), []
+    for rank in range(plan.num_ranks):
+        program = prepare(plan, rank)
+        worker = Worker(program=program, slots=Slots(program.slots), transport=exchange.port(rank))
+        q, k, v = (shard(x, schedule, rank=rank) for x in tensors[:3])
+        runs.append(set_up_forward(worker, q, k, v, kernel=kernel, scale=plan.workload.scale))
+    run_together([run.execution for run in runs], exchange, None)
+    return [run.result()[1] for run in runs]
+
+
 def errors(found: Sequence[Tensor], expected: Sequence[Tensor]) -> dict[str, float]:
     """Give the largest absolute difference of the output and each gradient."""
     return {

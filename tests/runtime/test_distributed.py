@@ -77,6 +77,8 @@ def cases_for(ranks: int) -> list[dict[str, Any]]:
             "ulysses", "zigzag", {"chunks": 2, "save": True}, heads=heads_for("ulysses", ranks, 4)
         ),
         case("usp", "zigzag", {"chunks": 2, "inside": "ring"}, heads=8),
+        case("ulysses", "zigzag", heads=heads_for("ulysses", ranks, 4), dtype="bf16"),
+        case("usp", "zigzag", heads=8, kv_heads=4, dtype="bf16"),
         case("mesh", "zigzag", {"tile_rows": ranks}),
         case("double_ring", "zigzag", {"window": 2 - ranks % 2}),
         case("all_gather", "zigzag", {"chunks": 2, "save": True, "algorithm": "direct"}),
@@ -87,6 +89,8 @@ def cases_for(ranks: int) -> list[dict[str, Any]]:
         by_heads = {"domains": halves, "groups": 2, "inner_groups": 2 - ranks // 2 % 2}
         tile = {"domains": halves, "groups": 1, "rows": 2, "pieces": 2}
         listed += [case("domain_mesh", "zigzag", params) for params in (by_heads, tile)]
+        together = {"domains": [list(range(ranks))], "inner_groups": 2}
+        listed.append(case("domain_mesh", "zigzag", together, dtype="bf16"))
     listed += [
         case("charm", "striped", mask="window:9"),
         case("ring", "per-document", mask="docs:40,3,1,20"),

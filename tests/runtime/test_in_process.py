@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 import attention_cases as cases
+import numpy as np
 import pytest
 import torch
 from custom_planners import query_moving, scattered
@@ -187,6 +188,36 @@ def test_partial_results_may_travel_in_a_larger_dtype(seed: int) -> None:
     work = workload(grad_dtype="fp64", dtype="fp32")
     schedule = cases.make_schedule(scattered, work, "zigzag", 3, {"seed": seed})
     check(schedule, work, seed=seed, tolerance=1e-4)
+
+
+ROUNDED: tuple[tuple[Any, dict[str, Any]], ...] = (
+    ("ulysses", {}),
+    ("ulysses", {"chunks": 2, "save": True}),
+    ("usp", {"degree": 2}),
+    ("domain_mesh", {"domains": ((0, 1, 2, 3),), "inner_groups": 4}),
+    (scattered, {"seed": 4}),
+)
+
+
+@pytest.mark.parametrize("planner", ROUNDED, ids=str)
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_final_results_have_the_same_bits_as_if_they_travelled_like_partial_ones(
+    planner: tuple[Any, dict[str, Any]], dtype: str
+) -> None:
+    """Rounded before they leave or when they are there."""
+    work = workload(64, heads=8, kv_heads=4, head_dim=8, dtype=dtype)
+    schedules = [cases.make_schedule(planner[0], work, "zigzag", 4, planner[1]) for _ in range(2)]
+    tensors = cases.make_tensors(work)
+    for plan in schedules[1].plans:
+        plan.__dict__["finals"] = np.zeros(len(plan.columns.arg), np.bool_)
+    rounded, others = (
+        sum(int(plan.op_bytes.sum()) for plan in schedule.plans) for schedule in schedules
+    )
+    assert rounded < others
+    found, expected = (cases.run_in_process(schedule, tensors) for schedule in schedules)
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    found, expected = (cases.log_sum_exps(schedule, tensors) for schedule in schedules)
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize("planner", [*PLANNERS, query_moving, scattered])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from custom_planners import scattered
+from support import brute
 
 from charm_sched.errors import PlanError, RuntimeFailure
 from charm_sched.partition import Partition
@@ -43,11 +44,33 @@ def test_messages_have_the_bytes_that_the_plan_counts(dtype: str, grad_dtype: st
     assert seen > 20
 
 
+def test_what_is_final_is_the_only_thing_that_comes_home() -> None:
+    seen = 0
+    for seed in range(12):
+        mask = ("full", "docs:2,4")[seed % 2]
+        work = Workload(seq_len=6, heads=4, kv_heads=2, head_dim=1, mask=mask)
+        for plan in cases.make_schedule(scattered, work, "contiguous", 3, {"seed": seed}).plans:
+            moves = np.repeat(plan.columns.op == TRANSFER, np.diff(plan.columns.ptr))
+            assert plan.finals[moves].tolist() == brute.finals(plan)
+            seen += int(plan.finals.sum())
+    assert seen > 20
+
+
+def test_a_final_result_is_rounded_into_its_message_with_an_exact_log_sum_exp() -> None:
+    work = Workload(seq_len=8, heads=4, kv_heads=4, head_dim=4, mask="full")
+    plan = cases.make_schedule("ulysses", work, "contiguous", 4).forward
+    *_, last = (step for step in prepare(plan, 0).steps if isinstance(step, Send))
+    assert [spec.dtype for spec in last.layout.items[0]] == [torch.bfloat16, torch.float32]
+    assert last.whole is None
+    *_, last = (step for step in prepare(plan, 0).steps if isinstance(step, Receive))
+    assert last.direct is None
+
+
 def test_fields_are_aligned_whatever_their_sizes() -> None:
     """An odd number of bf16 numbers must not push fp32 numbers off their boundary."""
     work = Workload(seq_len=5, heads=3, head_dim=3, dtype="bf16", grad_dtype="bf16")
     items = [Item(kind, ((0, 1),), (0, 3)) for kind in ("q", "g", "o", "dkv", "g")]
-    layout = layout_of(items, work, Precision.of(work), wire=True)
+    layout = layout_of(items, work, Precision.of(work), finals=[False] * len(items))
     buffer = torch.zeros(layout.nbytes, dtype=torch.uint8)
     fields = [field for fields in layout.views(buffer) for field in fields]
     assert [field.dtype.itemsize for field in fields] == [2, 2, 4, 4, 2, 4, 2, 2, 2, 4, 4]

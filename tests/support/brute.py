@@ -220,3 +220,48 @@ def _check_result(plan: Plan, ranks: list[Rank]) -> None:
     for kind, amount in found.items():
         if amount != wanted:
             raise WrongPlan(f"{kind} is not exactly attention")
+
+
+def finals(plan: Plan) -> list[bool]:
+    """Say of each item of each transfer in turn whether it is final.
+
+    Token by token and head by head: all of it comes to its owner, is the only contribution there,
+    and the owner attends to none of it.
+    """
+    owner = {
+        token: rank
+        for rank, shard in enumerate(plan.partition.shards)
+        for first, last in shard
+        for token in range(first, last)
+    }
+    came: Counter[tuple[str, int, int]] = Counter()
+    attended: set[tuple[str, int, int]] = set()
+
+    def at_home(kind: str, rank: int, item: Item) -> list[tuple[str, int, int]]:
+        owned = sorted(token for token in _tokens(item) if owner[token] == rank)
+        return [(kind, token, head) for token in owned for head in _query_heads(plan, item)]
+
+    lead = "dq" if plan.direction == "backward" else "o"
+    for op in plan.ops():
+        match op:
+            case Transfer():
+                arrived = [item for item, _ in op.items if item.kind not in COPIED]
+                for item in arrived:
+                    came.update(at_home(item.kind, op.dst, item) if not item.part else [])
+            case Attend():
+                done = [(lead, item) for item, _ in op.queries]
+                done += [("dkv", item) for item, _ in op.keys if plan.direction == "backward"]
+                for kind, item in done:
+                    attended.update(at_home(kind, op.rank, item))
+            case Merge():
+                item, _ = op.output
+                came.update(at_home(item.kind, op.rank, item) if not item.part else [])
+    found = []
+    for op in plan.ops():
+        for item, _ in op.items if isinstance(op, Transfer) else ():
+            cells = at_home(item.kind, op.dst, item)
+            whole = len(cells) == len(_tokens(item)) * len(_query_heads(plan, item))
+            partial = item.kind not in COPIED and not item.part
+            alone = all(came[cell] == 1 and cell not in attended for cell in cells)
+            found.append(partial and whole and alone)
+    return found
