@@ -15,6 +15,7 @@ from charm_sched.partition import Partition
 from charm_sched.planners import PLANNERS
 from charm_sched.planners.dispatch import Dispatcher, Job, Message, Task, lanes_between, set_tails
 from charm_sched.planners.hierarchy import Tree, leaves
+from charm_sched.planners.rules import Rule, plan_best
 from charm_sched.planners.sittings import Desk, Work
 from charm_sched.planners.strategies import VARIANTS, build, distinct
 from charm_sched.planners.wires import Way, Ways, Wires
@@ -165,6 +166,54 @@ def test_a_measured_port_a_little_narrower_than_its_links_is_not_taken_for_full(
     limit = class_bound(topology, work, direction="backward", partition="contiguous").seconds
     made = backward(measured, work, pieces=5)
     assert limit / simulate(made, measured).makespan >= 0.9
+
+
+@pytest.mark.parametrize("name", ["dual_node_nvlink", "dual_node_h800"])
+def test_rates_that_differ_by_tenths_of_a_per_cent_cost_hardly_anything(name: str) -> None:
+    topology = weightless(load_topology(name))
+    work = Workload(seq_len=256 * 16, heads=16, kv_heads=16, mask="full")
+    limit = class_bound(topology, work, direction="backward", partition="contiguous").seconds
+    found = []
+    for network in (1.0, 0.998, 1.002, 1.005):
+        measured = corrected(topology, bandwidth={"network": network}, latency={})
+        made = simulate(backward(measured, work, pieces=5), measured)
+        found.append(limit / made.makespan)
+    assert min(found) >= 0.97 * found[0]
+    assert min(found) >= 0.96
+
+
+@pytest.mark.parametrize(("gain", "kept"), [(0.5, 1), (0.001, 0)])
+def test_the_rule_that_plans_the_earliest_end_is_kept_if_it_gains_more_than_is_certain(
+    gain: float, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # By the first rule what is short goes first, and what has something behind it waits.
+    rules = Rule(across=("sub",), inside=()), Rule(across=("back",), inside=())
+    monkeypatch.setattr("charm_sched.planners.rules.RULES", rules)
+    short, long = message(0, 1, size=gain * 1e9), message(0, 2)
+    short.back, long.sub = True, 1
+    after = message(2, 0)
+    after.follow(long)
+    tasks = [short, long, after]
+
+    def dispatcher(wait: float) -> Dispatcher:
+        desks = [Desk(overhead=0.5, mix=True) for _ in range(3)]
+        return Dispatcher(ports(3), desks, [[0, 1, 1]], [1], wait=wait)
+
+    plan_best(tasks, dispatcher)
+    assert (short.start, long.start) == ((0.0, gain), (1.0, 0.0))[kept]
+    assert [m.level for m in tasks] == ([0, 1, 0], [1, 0, 0])[kept]
+
+
+def test_what_ends_a_little_later_is_there_when_its_successor_is_chosen() -> None:
+    for wait, first in ((0.0, 1.0), (0.05, 1.02)):
+        one, other, urgent = message(0, 1), message(2, 3, size=1.02e9), message(0, 3)
+        urgent.follow(other)
+        later = message(0, 1, order=1.0)
+        later.follow(one)
+        desks = [Desk(overhead=0.5, mix=True) for _ in range(4)]
+        Dispatcher(ports(4), desks, [[0, 1, 0, 1]], [1], wait=wait).run([one, other, urgent, later])
+        assert min(urgent.start, later.start) == first
+        assert (urgent.start < later.start) == (wait > 0)
 
 
 @pytest.mark.parametrize("name", ["dual_numa_pcie_gen5", "dual_node_nvlink_4nic"])

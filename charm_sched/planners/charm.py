@@ -17,7 +17,7 @@ leaves open is decided here:
 * A rank attends what has arrived as one kernel, in planned order of arrival (`sittings`).
 * Backward: the same lines, read backwards, bring the gradients home, summed inside a domain before
   they cross (`charm_backward`). What has the longest way home is attended first. Each message is
-  planned by itself, together with the kernels (`pair_agenda`, `dispatch`).
+  planned by itself, together with the kernels (`pair_agenda`, `dispatch`), by several `rules`.
 """
 
 from __future__ import annotations

@@ -40,7 +40,6 @@ class Task:
     def follow(self, before: Task) -> None:
         """Wait for another task."""
         before.followers.append(self)
-        self.waits += 1
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -52,6 +51,9 @@ class Message(Task):
         dst: Rank that receives.
         depth: Its tier.
         size: Bytes.
+        crosses: Depth of the outermost exchange that its pieces go through.
+        back: Whether it brings gradients home.
+        sub: Its first sub-piece.
         order: Lower goes first among those that are ready; then those with the longer tail.
         claims: Whether its sender keeps a lane for it while its receiver is busy, rather than
             send something of a later class there, which the first number of `order` is.
@@ -65,6 +67,9 @@ class Message(Task):
     dst: int
     depth: int
     size: float
+    crosses: int = 0
+    back: bool = False
+    sub: int = 0
     order: tuple[float, ...] = ()
     claims: bool = False
     lane: int = 0
@@ -202,6 +207,8 @@ class Dispatcher:
         desks: Sequence[Desk],
         places: Sequence[Sequence[int]],
         copies: Sequence[int],
+        *,
+        wait: float = 0.0,
     ) -> None:
         """Prepare a run.
 
@@ -210,7 +217,10 @@ class Dispatcher:
             desks: What each rank attends with.
             places: Place of each rank among the domains that exchange, per tier.
             copies: Lanes of each tier's digits and directions.
+            wait: What happens within so many seconds is handled together: what ends a little later
+                than something else is there when its successor is chosen.
         """
+        self._wait = wait
         self._ways, self._wires, self._desks = ways, Wires(ways), desks
         self._tiers = [_Tier(of, count) for of, count in zip(places, copies, strict=True)]
         self._jobs: dict[int, Job] = {}
@@ -231,15 +241,19 @@ class Dispatcher:
         set_tails(tasks)
         self._sittings: list[list[Sitting]] = [[] for _ in self._desks]
         self._sitting: list[list[Task]] = [[] for _ in self._desks]
+        for task in tasks:
+            task.waits = 0
+        for follower in itertools.chain.from_iterable(task.followers for task in tasks):
+            follower.waits += 1
         self._job_of = {id(task.work): task for task in tasks if isinstance(task, Job)}
         for task in tasks:
             if not task.waits:
                 self._offer(task)
         self._start_all()
         while self._events:
-            self._now = self._events[0][0]
-            while self._events and self._events[0][0] <= self._now:
-                _, _, kind, number = heapq.heappop(self._events)
+            until = self._events[0][0] + self._wait
+            while self._events and self._events[0][0] <= until:
+                self._now, _, kind, number = heapq.heappop(self._events)
                 self._happen(kind, number)
             self._start_all()
         return self._sittings

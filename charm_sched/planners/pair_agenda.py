@@ -13,6 +13,7 @@ from charm_sched.planners.agenda import Agenda
 from charm_sched.planners.dispatch import Dispatcher, Job, Message, Task
 from charm_sched.planners.exchange import Step
 from charm_sched.planners.hierarchy import Path, places_of
+from charm_sched.planners.rules import plan_best
 from charm_sched.planners.wires import Ways
 
 MOST_RANKS_PAIRED = 16
@@ -31,25 +32,25 @@ class PairAgenda(Agenda):
         self._list_keys()
         jobs = self._list_jobs()
         self._list_gradients(jobs)
-        places = places_of(self.machine.tree, self.b.num_ranks)
-        dispatcher = Dispatcher(
-            Ways(self.b),
-            [self.desk(rank) for rank in self.b.ranks.tolist()],
-            places,
-            [COPIES if max(of) == 1 else 1 for of in places],
-        )
+        places, ways = places_of(self.machine.tree, self.b.num_ranks), Ways(self.b)
+        copies = [COPIES if max(of) == 1 else 1 for of in places]
         self.groups = [np.array([rank]) for rank in self.b.ranks]
-        self.sittings = dispatcher.run(self._tasks)
+
+        def dispatcher(wait: float) -> Dispatcher:
+            desks = [self.desk(rank) for rank in self.b.ranks.tolist()]
+            return Dispatcher(ways, desks, places, copies, wait=wait)
+
+        self.sittings = plan_best(self._tasks, dispatcher)
         lengths = [task.end - task.start for task in self._tasks if isinstance(task, Message)]
         self.slack = float(np.mean(lengths)) if lengths else 0.0
 
     def _message(self, step: Step, src: int, dst: int, size: float, back: bool) -> Message:
-        line, sub = step.line, step.subs.start
+        line = step.line
         pace = self.machine.paces[line.depth]
-        order = (line.crosses, sub) if line.depth > line.crosses else (line.crosses, back, sub)
         message = Message(
             src=src, dst=dst, depth=step.line.depth, size=size,
-            seconds=pace.latency + size / pace.bandwidth, order=order, claims=self.crosses(line),
+            seconds=pace.latency + size / pace.bandwidth, claims=self.crosses(line),
+            crosses=line.crosses, back=back, sub=step.subs.start,
         )  # fmt: skip
         self._tasks.append(message)
         return message

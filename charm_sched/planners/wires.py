@@ -50,7 +50,8 @@ class Ways:
             way = Way((src, ranks + dst), 0.0, float("inf"))
             if topology:
                 route = topology.route(b.devices[src], b.devices[dst])
-                way = Way(tuple(route.capacities), route.latency, route.flow_cap)
+                latency = topology.planned_latency(route)
+                way = Way(tuple(route.capacities), latency, route.flow_cap)
             self._ways[src, dst] = way
         self._leave_out()
 
