@@ -13,18 +13,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from charm_sched import __version__
+from charm_sched.commands.common import add_version, load_machine, make_parser, run_command
 from charm_sched.commands.options import (
-    Help,
     add_workload_flags,
     argument,
     count,
     positive,
     read_workload,
+    seconds,
+    strategy_list,
 )
 from charm_sched.errors import RuntimeFailure
-from charm_sched.render.terminal import guarded
-from charm_sched.testbed.faults import parse_fault
+from charm_sched.files import write_whole
+from charm_sched.testbed.faults import parse_fault, place_of
 
 if TYPE_CHECKING:
     from charm_sched.runtime.lab import Lab
@@ -35,23 +36,22 @@ if TYPE_CHECKING:
 
 PIECES = (1 << 20, 1 << 22)
 LAB_HEADS = 8
+AUTO = "auto"
+MARKDOWN_START = b"<!-- written by charm-lab -->\n\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run charm-lab."""
-    args = _parser().parse_args(argv)
-    return guarded(lambda: _run(args))
+    return run_command(_parser(), lambda parser, args: _run(args), argv)
 
 
 def _parser() -> ArgumentParser:
-    parser = ArgumentParser(
-        prog="charm-lab",
-        usage="charm-lab TOPOLOGY... [workload flags] [options]",
-        description="Build a topology as a network of namespaces on this machine, rates scaled\n"
+    parser = make_parser(
+        "charm-lab",
+        "charm-lab TOPOLOGY... [workload flags] [options]",
+        "Build a topology as a network of namespaces on this machine, rates scaled\n"
         "alike, measure transfers, predict plans from these, run them, and compare.\n"
         "Needs Linux, root and PyTorch.",
-        formatter_class=Help,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "topologies", metavar="TOPOLOGY", nargs="+", help="a file, or the name of a shipped one"
@@ -59,7 +59,8 @@ def _parser() -> ArgumentParser:
     parser.add_argument(
         "--strategy",
         metavar="NAME[,NAME...]",
-        default="ring,auto",
+        type=argument(strategy_list),
+        default=("ring", "auto"),
         help="strategies to run; auto: the best found (default: ring,auto)",
     )
     parser.add_argument(
@@ -101,7 +102,7 @@ def _add_run_flags(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--timeout",
         metavar="SECONDS",
-        type=float,
+        type=seconds,
         default=60.0,
         help="longest time for one transfer (default: 60)",
     )
@@ -109,7 +110,7 @@ def _add_run_flags(parser: ArgumentParser) -> None:
         "--markdown", metavar="FILE", type=Path, help="also write the tables as Markdown"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    add_version(parser)
 
 
 def _factor(text: str) -> float:
@@ -119,17 +120,17 @@ def _factor(text: str) -> float:
 def _run(args: Namespace) -> None:
     from charm_sched.render.terminal import progress_line
     from charm_sched.testbed import experiment, missing
-    from charm_sched.topology.graph import load_topology
     from charm_sched.topology.scaling import scaled
 
     if find_spec("torch") is None:
         raise RuntimeFailure("charm-lab needs PyTorch: pip install 'charm-sched[runtime]'")
+    if args.markdown:
+        _check_markdown(args.markdown)
+    tasks = _tasks(args)
     if reason := missing():
         raise RuntimeFailure(reason)
     found: list[Experiment] = []
-    for name in args.topologies:
-        topology = load_topology(name)
-        devices = args.devices or topology.select(args.ranks or len(topology.devices))
+    for topology, devices, workloads in tasks:
         with progress_line(topology.name, quiet=args.json) as say:
             tell = say or (lambda text: None)
             scale = args.scale or _measured_scale(topology, devices)
@@ -140,7 +141,7 @@ def _run(args: Namespace) -> None:
             ) as (bed, lab):
                 tell("probing")
                 calibration = experiment.probe(lab, slow, timeout=args.timeout)
-                for workload in _workloads(args, len(devices)):
+                for workload in workloads:
                     if args.fault:
                         _disturb(args, bed, lab, slow, workload)
                         continue
@@ -148,7 +149,7 @@ def _run(args: Namespace) -> None:
                         experiment.experiment(
                             lab, topology, workload, calibration,
                             scale=scale,
-                            strategies=tuple(args.strategy.split(",")),
+                            strategies=args.strategy,
                             directions=_directions(args),
                             partition=args.partition or "auto",
                             repeat=args.repeat,
@@ -159,6 +160,35 @@ def _run(args: Namespace) -> None:
                     )  # fmt: skip
     if found:
         _report(args, found)
+
+
+def _tasks(args: Namespace) -> list[tuple[Topology, tuple[str, ...], list[Workload]]]:
+    """Give the machines, the devices of each and its workloads, before any network is built.
+
+    Raises:
+        CharmSchedError: An unknown machine, device, strategy or place of a fault, or flags that
+            contradict each other.
+    """
+    from charm_sched.bounds.bound import choose_devices
+    from charm_sched.planners.strategies import load_strategy
+
+    for name in args.strategy:
+        if name != AUTO:
+            load_strategy(name)
+    tasks = []
+    for topology in map(load_machine, args.topologies):
+        devices = choose_devices(topology, args.ranks, args.devices)
+        if args.fault:
+            place_of(args.fault, len(devices), topology)
+        tasks.append((topology, devices, _workloads(args, len(devices))))
+    return tasks
+
+
+def _check_markdown(path: Path) -> None:
+    from charm_sched.commands.output import check_is_name, check_place
+
+    check_is_name(path, "--markdown")
+    check_place(path, MARKDOWN_START, "page of charm-lab", "--markdown")
 
 
 def _directions(args: Namespace) -> tuple[str, ...]:
@@ -198,7 +228,7 @@ def _disturb(args: Namespace, bed: Testbed, lab: Lab, slow: Topology, workload: 
     from charm_sched.search.planning import plan
     from charm_sched.testbed.faults import action, finish_disturbed
 
-    name = args.strategy.split(",")[-1]
+    name = args.strategy[-1]
     made = plan(slow, workload, strategy=name, direction="forward", devices=lab.devices)
     assert isinstance(made, Plan)
     act = action(args.fault, bed, lab, slow)
@@ -223,7 +253,7 @@ def _report(args: Namespace, found: Sequence[Experiment]) -> None:
     from charm_sched.report import documents as report
 
     if args.markdown:
-        args.markdown.write_text(markdown(found))
+        write_whole(args.markdown, MARKDOWN_START + markdown(found).encode())
     if args.json:
         report.write_json(report.combined([lab_document(each) for each in found]))
         return

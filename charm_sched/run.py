@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from charm_sched import __version__
+from charm_sched.commands.common import add_version, load_machine, make_parser
 from charm_sched.commands.options import (
     STRATEGY_HELP,
-    Help,
     add_workload_flags,
     argument,
     count,
     given_flags,
     read_workload,
+    seconds,
     strategy_names,
 )
 from charm_sched.commands.running import (
@@ -63,14 +63,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> ArgumentParser:
-    parser = ArgumentParser(
-        prog="charm-run",
-        usage="torchrun --nproc-per-node N -m charm_sched.run PLAN|TOPOLOGY [options]",
-        description="Execute a plan on torch.distributed (gloo, on processors) with drawn\n"
+    parser = make_parser(
+        "charm-run",
+        "torchrun --nproc-per-node N -m charm_sched.run PLAN|TOPOLOGY [options]",
+        "Execute a plan on torch.distributed (gloo, on processors) with drawn\n"
         "tensors, compare the results with dense attention on one device and the times\n"
         "with the prediction.",
-        formatter_class=Help,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "target",
@@ -96,7 +94,7 @@ def _parser() -> ArgumentParser:
     parser.add_argument(
         "--timeout",
         metavar="SECONDS",
-        type=float,
+        type=seconds,
         default=300.0,
         help="longest time for one transfer (default: 300)",
     )
@@ -113,7 +111,7 @@ def _parser() -> ArgumentParser:
     parser.add_argument(
         "--json", action="store_true", help="print one JSON document and nothing else"
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    add_version(parser)
     add_workload_flags(parser)
     return parser
 
@@ -174,7 +172,6 @@ def _choose(args: Namespace, size: int) -> Comparison:
     from charm_sched.commands.assess import assess
     from charm_sched.plans.storage import load_plan
     from charm_sched.search.planning import AUTO, plan_all
-    from charm_sched.topology.graph import load_topology
 
     if Path(args.target).suffix in PLAN_SUFFIXES:
         given = [*(["--strategy"] if args.strategy else []), *given_flags(args)]
@@ -188,7 +185,7 @@ def _choose(args: Namespace, size: int) -> Comparison:
         raise WorkloadError(f"ranks: torchrun started {size} processes; plan for as many devices")
     with room_for(size):
         return plan_all(
-            load_topology(args.target),
+            load_machine(args.target),
             read_workload(args),
             strategies=args.strategy or (AUTO,),
             directions=("forward",) if args.direction == "forward" else ("forward", "backward"),

@@ -41,8 +41,9 @@ def _parser() -> ArgumentParser:
     def command(name: str, arguments: str, what: str, handler: Handler) -> ArgumentParser:
         usage = " ".join(filter(None, ["charm-topo", name, arguments]))
         added = commands.add_parser(
-            name, usage=usage, help=what, description=f"{what}.", formatter_class=Help
-        )
+            name, prog=f"charm-topo {name}", usage=usage, help=what, description=f"{what}.",
+            formatter_class=Help,
+        )  # fmt: skip
         added.set_defaults(handler=handler)
         return added
 
@@ -179,12 +180,10 @@ def _bound(parser: ArgumentParser, args: Namespace) -> None:
 
 
 def _validate(parser: ArgumentParser, args: Namespace) -> None:
-    from charm_sched.topology.graph import load_topology
-
     wrong = []
     for name in args.files:
         try:
-            machine = load_topology(name)
+            machine = load_machine(name)
         except CharmSchedError as error:
             wrong.append(str(error))
             continue

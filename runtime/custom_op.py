@@ -60,7 +60,7 @@ class Bound:
         work, saved = plan.workload, plan.saved
         items = [plan.items[int(n)] for n in saved.item[saved.rank == self.rank()]]
         precision = Precision.of(work)
-        return {str(item): layout_of([item], work, precision, wire=False) for item in items}
+        return {str(item): layout_of([item], work, precision) for item in items}
 
     def with_offsets(self, cu_seqlens: Tensor | None) -> Options:
         """Give the options of one call."""
@@ -69,7 +69,9 @@ class Bound:
         return replace(self.options, cu_seqlens=cu_seqlens)
 
 
-# Graphs that are compiled live as long as the process, and so do the numbers in them.
+# The one state of a module here. An operator of torch takes tensors and plain values alone (what
+# `torch.library.infer_schema` knows), and a graph calls it with constants: so the objects of a call
+# must lie where a number finds them. Graphs live as long as the process, and so do their numbers.
 _BOUND: list[Bound] = []
 
 

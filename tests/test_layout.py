@@ -23,7 +23,7 @@ LAYERS = (
     ("arrays", "errors", "files", "units"),
     ("masks.*", "models", "partition", "topology", "topology.*", "workload"),
     ("detection", "detection.*", "importers", "importers.*", "launch", "launch.*"),
-    ("plans.items", "plans.ops", "plans.plan", "plans.symmetry*"),
+    ("plans.finals", "plans.items", "plans.ops", "plans.plan", "plans.symmetry*"),
     (
         "bounds", "bounds.*", "cost", "masks", "masks.areas", "masks.prefix_areas",
         "masks.rectangles", "plans", "plans.*", "probing", "probing.*", "proof", "proof.*",

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.machines import link as link_line
+from support.machines import parse, section
 
-from charm_sched import Workload, load_topology, plan, simulate
+from charm_sched import Builder, Partition, Workload, load_topology, plan, simulate
 from charm_sched.errors import SimulationError
 from charm_sched.timelines.link_load import fullest, link_loads, utilisation_steps
 from charm_sched.timelines.link_usage import LinkUsage
@@ -74,6 +76,42 @@ def test_few_steps_hold_the_same_bytes(line: Timeline, most: int, at: int) -> No
     assert (coarse[0], coarse[-1]) == pytest.approx((times[0], times[-1]))
     area = (parts[:-1] * np.diff(times)).sum()
     assert (means[:-1] * np.diff(coarse)).sum() == pytest.approx(area)
+
+
+def test_bytes_start_after_the_latency_of_the_route() -> None:
+    """Two messages one after the other, over a wide link (2 ms of latency in all) and a narrow."""
+    slow = "latency: 1 ms"
+    machine = parse(
+        section(
+            devices="g0..1",
+            switches=["hub hub"],
+            links=[
+                link_line("g0", "hub", 0.02, "wide").replace("latency: 1 us", slow),
+                link_line("g1", "hub", 0.01, "narrow").replace("latency: 1 us", slow),
+            ],
+        )
+    )
+    work = Workload(seq_len=200, heads=1, head_dim=64, dtype="bf16", mask="full")
+    b = Builder(work, Partition.contiguous(200, 2), topology=machine, devices=machine.device_names)
+    for level, rows in enumerate([(0, 100), (0, 50)]):
+        b.transfer(
+            src=[0], dst=[1], items=[b.item("kv", (rows,))], level=level, stream="x", slot=[level]
+        )
+    found = simulate(b.build("two"), machine)
+    long, short = 100 * 256 / 0.01e9, 50 * 256 / 0.01e9
+    usage = LinkUsage(found)
+    loads = {load.name: (number, load) for number, load in enumerate(link_loads(found))}
+    for name, part in (("g0 -> hub", 0.5), ("hub -> g1", 1.0)):
+        number, load = loads[name]
+        times, parts = utilisation_steps(found, usage, number, 100)
+        starts = [0.002, 0.002 + long, 0.004 + long, 0.004 + long + short]
+        assert times == pytest.approx(starts)
+        assert parts == pytest.approx([part, 0, part, 0])
+        assert load.bytes == pytest.approx(150 * 256)
+        assert load.busy == pytest.approx(0.004 + long + short)
+        assert load.utilisation == pytest.approx(part * (long + short) / (0.004 + long + short))
+    number, load = loads["g1 -> hub"]
+    assert (load.bytes, load.busy, load.rate) == (0, 0, None)
 
 
 def test_links_need_a_topology(line: Timeline) -> None:

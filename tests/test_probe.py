@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from support.machines import small_shipped
 
+from charm_sched.probing.latency import share_latencies
 from charm_sched.probing.probe import TIMES, Calibration, calibrate, patterns
 from charm_sched.simulator import simulate
 from charm_sched.testbed.host_cost import HostCost
@@ -35,6 +36,44 @@ def test_a_machine_that_is_as_its_file_says_needs_no_correction(name: str) -> No
     for finding in found.findings:
         assert finding.bandwidth == pytest.approx(finding.expected, rel=1e-3)
     assert list(found.factor.values()) == pytest.approx([1] * len(found.factor), rel=1e-3)
+
+
+def test_routes_of_one_tier_with_different_latencies_do_not_bend_the_fit() -> None:
+    """On a DGX-2 flows between the boards cross one switch more than those on a board."""
+    found = probed("dgx2", {}, {})
+    for finding in found.findings:
+        assert finding.bandwidth == pytest.approx(finding.expected, rel=1e-6)
+    real = load_topology("dgx2")
+    for one, other in (("gpu0", "gpu1"), ("gpu0", "gpu8")):
+        assert found.topology.route(one, other).latency == pytest.approx(
+            real.route(one, other).latency, rel=1e-3
+        )
+    changed = probed("dgx2", {"nvlink": 0.8}, {"trunk": 2e-6})
+    assert changed.factor["nvlink"] == pytest.approx(0.8, rel=1e-3)
+    assert changed.latency == pytest.approx({"nvlink": 1.7e-6, "trunk": 2e-6}, rel=1e-3)
+
+
+def test_one_route_without_latency_does_not_outweigh_the_others() -> None:
+    """What the host takes may be more than a route took: an error of usual weight, no more."""
+    machine = load_topology("dual_numa_pcie")
+    near = machine.route("socket0/gpu0", "socket0/gpu1")
+    for nothing in (-1e-6, 0.0):
+        found = share_latencies(
+            machine, [(near, nothing), (near, 3e-6), (near, 3e-6)], lambda link: link.kind
+        )
+        total = sum(found[machine.links[i].kind] for i in near.links)
+        assert total == pytest.approx(2e-6, rel=1e-3)
+    nowhere = share_latencies(machine, [(near, 0.0)], lambda link: link.kind)
+    assert max(nowhere.values()) < 1e-9
+
+
+def test_latencies_that_routes_leave_open_keep_the_files_proportions() -> None:
+    machine = load_topology("dual_numa_pcie")
+    far = machine.route("socket0/gpu0", "socket1/gpu0")
+    found = share_latencies(machine, [(far, 3 * far.latency)], lambda link: link.kind)
+    for index in far.links:
+        link = machine.links[index]
+        assert found[link.kind] == pytest.approx(3 * link.latency, rel=1e-3)
 
 
 def test_slower_links_and_longer_latencies_are_found() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import pytest
 
+from charm_sched import lab, run, topo
 from charm_sched.cli import plan_main
 from charm_sched.errors import WorkloadError
 from charm_sched.search.planning import plan, plan_all
@@ -54,3 +57,70 @@ def test_long_values_are_cut_in_every_message(
     assert status in (1, 2)
     assert "xxxx" in said
     assert len(said) < 2000
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments", "message"),
+    [
+        (run.main, ["--timeout", "0"], "--timeout: expected a positive number of seconds"),
+        (run.main, ["--timeout", "nan"], "--timeout: expected a positive number of seconds"),
+        (lab.main, ["--timeout=-1 s"], "--timeout: expected a positive number of seconds"),
+        (lab.main, ["--scale", "0"], "--scale: expected a positive factor"),
+        (lab.main, ["--strategy", "ring,"], "--strategy: expected strategies such as ring,charm"),
+        (topo.main, ["--timeout", "inf"], "--timeout: expected a positive number of seconds"),
+        (topo.main, ["--largest", "0 B"], "--largest: expected from 1 KiB"),
+        (plan_main, ["--batch", "0"], "--batch: expected a whole number of 1 or more"),
+        (plan_main, ["--steps", "0"], "--steps: expected a whole number of 1 or more"),
+    ],
+)
+def test_numbers_that_mean_nothing_are_refused_by_every_command(
+    main: Callable[[Sequence[str]], int],
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = ["probe", "dual_numa_pcie"] if main is topo.main else ["dual_numa_pcie"]
+    with pytest.raises(SystemExit) as stop:
+        main([*command, *arguments])
+    assert stop.value.code == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--strategy", "ring,nope"], "strategy: expected ring, "),
+        (["--model", "llama3-8b", "--heads", "8"], "--model llama3-8b fixes the heads"),
+        (["--devices", "gpu9"], "gpu9"),
+        (["nowhere"], "nowhere"),
+        (["--fault", "cut:a->b@1"], "fault cut: dual_numa_pcie has no link 'a->b'"),
+        (["--fault", "kill:8@1"], "fault kill: expected a rank below 8"),
+    ],
+)
+def test_charm_lab_refuses_before_it_builds_a_network(
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("charm_sched.testbed.missing", lambda: "THE NETWORK")
+    assert lab.main(["dual_numa_pcie", *arguments]) == 1
+    said = capsys.readouterr().err
+    assert message in said
+    assert "THE NETWORK" not in said
+
+
+def test_messages_of_charm_topo_name_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        topo.main(["bound", "dual_numa_pcie", "--seq-len", "0"])
+    assert "\ncharm-topo bound: error: argument --seq-len: " in capsys.readouterr().err
+
+
+def test_a_closed_standard_output_is_one_message(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout", None)
+    assert topo.main(["list"]) == 1
+    assert capsys.readouterr().err == (
+        "error: standard output: expected an open file, found it closed\n"
+    )

@@ -12,6 +12,7 @@ import itertools
 import json
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -28,11 +29,12 @@ from charm_sched.commands.extras import Extras
 from charm_sched.errors import CharmSchedError
 from charm_sched.export import drawing, figures, markup, page, timeline_data
 from charm_sched.export.drawing import MOST_DEVICES, draw
+from charm_sched.export.machine_lines import lines_of, words_of
 from charm_sched.export.page import START, report_page
 from charm_sched.report.documents import assumptions
 from charm_sched.search.planning import plan_all
 from charm_sched.search.results import Comparison
-from charm_sched.timelines.link_load import link_loads
+from charm_sched.timelines.link_load import LinkLoad, link_loads
 from charm_sched.topology import reader
 from charm_sched.topology.graph import Topology
 from charm_sched.units import format_bytes
@@ -219,7 +221,8 @@ def test_of_too_many_operations_levels_are_put_together(
 
 @pytest.mark.parametrize(
     "name", ["dual_node_nvlink", "dual_numa_pcie", "four_node_nvlink", "single_node_nvlink",
-             "dgx1_v100", "gb200_nvl72", "mi300x_node", "cluster_1024_rails"]
+             "dgx1_v100", "dgx2", "gb200_nvl72", "mi300x_node", "cluster_1024_rails",
+             "cluster_1024_leaf_spine", "cluster_256_fat_tree_2to1"]
 )  # fmt: skip
 def test_drawings_show_every_part_at_a_place_of_its_own(name: str) -> None:
     machine = load_topology(name)
@@ -234,8 +237,49 @@ def test_drawings_show_every_part_at_a_place_of_its_own(name: str) -> None:
         rows.setdefault(found.places[part][1], []).append(span)
     for spans in rows.values():
         assert all(a[1] < b[0] for a, b in itertools.pairwise(sorted(spans)))
+    folded = {part for parts in found.stands_for.values() for part in parts}
+    assert all(name in parts for name, parts in found.stands_for.items())
     if not found.left_out:
-        assert found.places.keys() == set(machine.part_names)
+        assert found.places.keys() | folded == set(machine.part_names)
+
+
+def test_a_wide_row_of_spines_is_one_bar_and_its_links_are_one_line() -> None:
+    """Two thirds of the racks are not drawn, and nothing that leads to them alone."""
+    machine = load_topology("cluster_1024_leaf_spine")
+    chosen = [f"rack{rack}/node{node}/gpu{gpu}"
+              for rack in range(4) for node in range(2) for gpu in range(8)]  # fmt: skip
+    weight = dict.fromkeys(chosen, 1.0)
+    found = draw(machine, machine.device_names, weight)
+    assert found.stands_for == {"spine0": tuple(f"spine{n}" for n in range(16))}
+    assert "spine0" in found.bars
+    kinds = {switch.name: switch.kind for switch in machine.switches}
+    drawn = Counter(kinds.get(part, "device") for part in found.places)
+    assert drawn["spine"] == 1
+    assert drawn["nic"] == drawn["device"] == len(machine.devices) - found.left_out
+    assert drawn["nvswitch"] == drawn["device"] // 8
+    leaves = [part for part in found.places if kinds.get(part) == "leaf"]
+    assert leaves
+    for leaf in leaves:
+        assert any(part.startswith(leaf.removesuffix("leaf")) for part in found.places if part
+                   not in leaves)  # fmt: skip
+    loads = [
+        LinkLoad(
+            name=c.name, kind=c.kind, bandwidth=c.bandwidth, bytes=float(number),
+            utilisation=number / len(machine.capacities), busy=None, rate=None,
+        )
+        for number, c in enumerate(machine.capacities)
+    ]  # fmt: skip
+    lines = list(lines_of(machine, loads, found.stands_for))
+    assert sum(line.links for line in lines) == len(machine.links) // 2
+    trunks = [line for line in lines if line.kind == "trunk"]
+    assert {line.ends for line in trunks} == {(f"rack{n}/leaf", "spine0") for n in range(32)}
+    for line in trunks:
+        assert (line.links, line.of, len(line.loads)) == (32, 1, 64)
+        assert (
+            f"{max(line.loads, key=lambda load: load.utilisation).utilisation:.0%} used"
+            in (words_of(line).partition("the fullest:")[2])
+        )
+        assert "32 links of 48 GB/s" in words_of(line)
 
 
 @pytest.mark.parametrize("module", [drawing, figures, markup, timeline_data])

@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from charm_sched.commands.output import check_name, check_place, check_traces
+from charm_sched.commands.output import (
+    check_apart,
+    check_is_name,
+    check_place,
+    check_traces,
+    trace_targets,
+)
 from charm_sched.errors import CharmSchedError
 
 if TYPE_CHECKING:
@@ -61,22 +67,35 @@ def check_exports(args: Namespace, directions: Sequence[str], plans: Sequence[Pa
         CharmSchedError: Something that is not ours stands there, or a library is missing.
     """
     if args.trace:
-        check_traces(args.trace, directions, plans)
+        check_is_name(args.trace, "--trace")
+    check_apart(plans, _targets(args, directions))
+    if args.trace:
+        check_traces(args.trace, directions, "--trace")
     if args.report:
-        _check_report(args.report, plans)
+        _check_report(args.report)
     if args.chakra:
         from charm_sched.export.chakra import check_chakra
 
         check_chakra(args.chakra)
 
 
-def _check_report(path: Path, plans: Sequence[Path]) -> None:
+def _targets(args: Namespace, directions: Sequence[str]) -> list[tuple[str, Path]]:
+    """Give each flag with what it writes; a trace also as it was named."""
+    traces = [args.trace, *trace_targets(args.trace, directions).values()] if args.trace else []
+    found = [("--trace", path) for path in dict.fromkeys(traces)]
+    if args.report:
+        found.append(("--report", args.report))
+    if args.chakra:
+        found.append(("--chakra", args.chakra))
+    return found
+
+
+def _check_report(path: Path) -> None:
     from charm_sched.export.page import START, check_plotly
 
     check_plotly()
     if path.suffix not in (".html", ".htm"):
         raise CharmSchedError(f"{path}: expected a name that ends in .html for --report")
-    check_name(path, plans, "--report")
     check_place(path, START, "report", "--report")
 
 

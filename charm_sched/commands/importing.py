@@ -9,7 +9,7 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from charm_sched.commands.options import argument, count
+from charm_sched.commands.options import argument, count, positive
 from charm_sched.errors import TopologyError
 from charm_sched.files import write_whole
 
@@ -197,7 +197,7 @@ def _pcie(text: str) -> float:
 
 
 def _factor(text: str) -> float:
-    value = _above_zero(float(text), text)
+    value = positive(text, "factor such as 2")
     if not 1 <= value <= 1000:
         raise ArgumentTypeError(f'expected a factor from 1 to 1000, found "{text}"')
     return value

@@ -264,6 +264,11 @@ def positive(text: str, what: str = "number") -> float:
     return value
 
 
+def seconds(text: str) -> float:
+    """Read a number of seconds above 0, such as 60 or "60 s"."""
+    return positive(text.strip().removesuffix("s").strip(), "number of seconds such as 60")
+
+
 def memory_size(text: str) -> float:
     """Read a size above 0, such as "40 GB".
 
@@ -318,11 +323,17 @@ def _expand(pattern: str) -> list[str]:
     return [head + tail for head in heads for tail in tails]
 
 
-def strategy_names(text: str) -> tuple[str, ...]:
-    """Read ``auto``, ``all``, or names and files separated by commas."""
+def strategy_list(text: str) -> tuple[str, ...]:
+    """Read names and files separated by commas."""
     names = tuple(name.strip() for name in text.split(","))
     if not all(names):
         raise ValueError(f"expected strategies such as ring,charm, found {text!r}")
+    return names
+
+
+def strategy_names(text: str) -> tuple[str, ...]:
+    """Read ``auto``, ``all``, or names and files separated by commas."""
+    names = strategy_list(text)
     if len(names) > 1 and {"auto", "all"} & set(names):
         raise ValueError(f"expected auto or all alone, found {text!r}")
     return names

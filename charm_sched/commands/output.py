@@ -101,36 +101,58 @@ def trace_targets(path: Path, directions: Sequence[str]) -> dict[str, Path]:
     """Give the trace file of each direction; two go to ``NAME.DIRECTION.json``."""
     if len(directions) == 1:
         return {directions[0]: path}
-    return {d: path.with_name(f"{path.stem}.{d}{path.suffix}") for d in directions}
+    return {d: path.parent / f"{path.stem}.{d}{path.suffix}" for d in directions}
 
 
-def check_traces(path: Path, directions: Sequence[str], plans: Sequence[Path]) -> None:
+def check_traces(path: Path, directions: Sequence[str], flag: str) -> None:
     """Check, before long work, that traces can be written.
 
     Args:
         path: What the user asked for.
         directions: Of the traces.
+        flag: Which asked for it.
+
+    Raises:
+        CharmSchedError: A target is a file that is no trace, or its folder is not there or cannot
+            be written to.
+    """
+    for target in trace_targets(path, directions).values():
+        check_place(target, TRACE_START, "trace", flag)
+
+
+def check_is_name(path: Path, flag: str) -> None:
+    """Check that a flag names a file, not a folder.
+
+    Raises:
+        CharmSchedError: It is a folder.
+    """
+    if path.is_dir():
+        raise CharmSchedError(f"{path}: expected the name of a file for {flag}, found a folder")
+
+
+def check_apart(plans: Sequence[Path], targets: Sequence[tuple[str, Path]]) -> None:
+    """Check that no two flags write to the same place.
+
+    Args:
         plans: Files that plans are read from or go to.
+        targets: Flags with what each writes: a file, or for ``--chakra`` a folder with all in it.
 
     Raises:
-        CharmSchedError: A target is one of the plans, or a file that is no trace, or its folder is
-            not there or cannot be written to.
+        CharmSchedError: A flag names a plan, or two flags name one file, or one names a file in
+            a folder that another fills.
     """
-    targets = [path, *trace_targets(path, directions).values()]
-    for target in targets:
-        check_name(target, plans, "--trace")
-    for target in targets[1:]:
-        check_place(target, TRACE_START, "trace", "--trace")
-
-
-def check_name(path: Path, plans: Sequence[Path], flag: str) -> None:
-    """Check that what a flag writes is not one of the plans.
-
-    Raises:
-        CharmSchedError: It is.
-    """
-    if any(path.resolve() == plan.resolve() for plan in plans):
-        raise CharmSchedError(f"{path}: the plan has this name; choose another for {flag}")
+    seen: list[tuple[str, Path]] = [("", path.resolve()) for path in plans]
+    for flag, path in targets:
+        own = path.resolve()
+        for other, place in seen:
+            if own not in (place, place.parent) and place != own.parent:
+                continue
+            if not other and own == place:
+                raise CharmSchedError(f"{path}: the plan has this name; choose another for {flag}")
+            what = f"{other or 'the plan'} and {flag}"
+            same = "have one name" if own == place else "are a folder and a file in it"
+            raise CharmSchedError(f"{path}: {what} {same}; choose another for {flag}")
+        seen += [(flag, own)]
 
 
 def check_place(path: Path, start: bytes, kind: str, flag: str) -> None:
@@ -138,7 +160,7 @@ def check_place(path: Path, start: bytes, kind: str, flag: str) -> None:
 
     Args:
         path: The file.
-        start: How files of its kind begin.
+        start: How files of its kind begin; empty where none is replaced.
         kind: What they are called.
         flag: Which names it.
 
@@ -148,7 +170,7 @@ def check_place(path: Path, start: bytes, kind: str, flag: str) -> None:
     check_folder(path)
     if not path.exists():
         return
-    if not path.is_file() or not _starts_with(path, start):
+    if not start or not path.is_file() or not _starts_with(path, start):
         raise CharmSchedError(
             f"{path}: stands there already and is no {kind} of charm-sched, so it is left alone; "
             f"choose another name for {flag}, or remove it"

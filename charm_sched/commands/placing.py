@@ -147,18 +147,24 @@ def export_command(parser: ArgumentParser, args: Namespace) -> None:
     Raises:
         CharmSchedError: Unknown devices or hosts, or ranks that the format cannot say.
     """
+    if args.output is not None:
+        _check_output(args.output)
     text, notes = exported(args)
     for note in notes:
         sys.stderr.write(f"{note}\n")
     if args.output is None:
         sys.stdout.write(text)
         return
-    if args.output.exists():
-        raise TopologyError(f"{args.output}: stands there already; choose another name")
-    if not args.output.parent.is_dir():
-        raise TopologyError(f"{args.output}: there is no folder {args.output.parent}")
     write_whole(args.output, text.encode())
     sys.stderr.write(f"Saved {args.output}\n")
+
+
+def _check_output(path: Path) -> None:
+    from charm_sched.commands.output import check_folder
+
+    check_folder(path)
+    if path.exists():
+        raise TopologyError(f"{path}: stands there already; choose another name with -o")
 
 
 def exported(args: Namespace) -> tuple[str, list[str]]:

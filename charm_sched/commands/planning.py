@@ -6,6 +6,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from charm_sched.commands.common import load_machine
@@ -21,7 +22,7 @@ from charm_sched.commands.what_if import (
     layout_of,
     machine_at,
 )
-from charm_sched.errors import WorkloadError
+from charm_sched.errors import PlanFileError, WorkloadError
 from charm_sched.render.terminal import progress_line, room_for, warn
 
 if TYPE_CHECKING:
@@ -161,9 +162,25 @@ def _check_outputs(args: Namespace, machines: Sequence[Topology]) -> None:
     targets = [args.output] if args.output else []
     if not targets and not args.json:
         targets = [path for m in machines for path in output.default_targets(m.name)]
+        _check_different(targets)
     check_exports(args, _choices(args)["directions"], targets)
+    if args.chakra and not (args.tp or args.cp or args.dp):
+        from charm_sched.export.chakra import check_ranks
+
+        check_ranks(len(args.devices or ()) or args.ranks or len(machines[0].devices))
     for target in targets:
         output.check_target(target)
+
+
+def _check_different(targets: Sequence[Path]) -> None:
+    """Refuse machines of one name: the plan of the one would replace that of the other."""
+    for path in targets:
+        if targets.count(path) > 1:
+            raise PlanFileError(
+                f"{path}: the plans of two of these topologies would have this name; expected "
+                "topologies with different names; plan them one by one with -o, or with --json, "
+                "which saves nothing"
+            )
 
 
 def _save(args: Namespace, machine: Topology, comparison: Comparison) -> Saved | None:

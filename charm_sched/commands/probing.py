@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from charm_sched.commands.common import load_machine
-from charm_sched.commands.options import argument, count, device_names, positive
+from charm_sched.commands.options import argument, count, device_names, positive, seconds
 from charm_sched.errors import CharmSchedError, RuntimeFailure, TopologyError
 from charm_sched.render.terminal import Say, progress_line
 
@@ -67,7 +67,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="rates that differ by less are the same (default: 0.1)",
     )  # fmt: skip
     parser.add_argument(
-        "--timeout", metavar="SECONDS", type=argument(_seconds), default=60.0,
+        "--timeout", metavar="SECONDS", type=seconds, default=60.0,
         help="longest time for one transfer (default: 60)",
     )  # fmt: skip
     parser.add_argument(
@@ -79,10 +79,6 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="shaped network: build it from this topology, as if TOPOLOGY were wrong about it",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-
-
-def _seconds(text: str) -> float:
-    return positive(text.removesuffix("s").strip())
 
 
 def _part(text: str) -> float:
@@ -140,7 +136,8 @@ def _prepare(args: Namespace, ranks: int | None, scale: float = 1.0) -> _Task:
     from charm_sched.probing.whole_machine import choose_traffic, default_largest
     from charm_sched.probing.write import check_output
 
-    replaces = args.output is not None and check_output(args.output, args.topology)
+    sources = [name for name in (args.topology, args.network) if name]
+    replaces = args.output is not None and check_output(args.output, *sources)
     topology = load_machine(args.topology)
     if ranks is not None and (
         args.ranks not in (None, ranks) or (args.devices and len(args.devices) != ranks)

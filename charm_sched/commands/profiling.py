@@ -126,8 +126,9 @@ def profile_command(parser: ArgumentParser, args: Namespace) -> None:
 
 
 def _check_output(path: Path) -> None:
-    if not path.parent.is_dir():
-        raise CharmSchedError(f"{path}: there is no folder {path.parent}")
+    from charm_sched.commands.output import check_folder
+
+    check_folder(path)
     if path.exists() and (not path.is_file() or MARK not in path.read_text(errors="replace")):
         raise CharmSchedError(
             f"{path}: stands there already and is no profile that was measured, so it is left "

@@ -150,10 +150,11 @@ def check_profile(path: Path, runs: Sequence[Run]) -> None:
     Raises:
         CharmSchedError: A target is no trace, or its folder is missing.
     """
-    from charm_sched.commands.output import check_traces
+    from charm_sched.commands.output import check_is_name, check_traces
 
+    check_is_name(path, "--profile")
     for target in _targets(path, [(run.name, way) for run in runs for way in run.results]).values():
-        check_traces(target, ("forward",), ())
+        check_traces(target, ("forward",), "--profile")
 
 
 def profile_targets(path: Path, rows: Sequence[Row]) -> dict[tuple[str, str], Path]:

@@ -47,6 +47,11 @@ def sim_command(parser: ArgumentParser, args: Namespace) -> None:
     stored = _stored(args.plan)
     plans = stored.plans if isinstance(stored, Schedule) else (stored,)
     check_exports(args, [plan.direction for plan in plans], [Path(args.plan)])
+    if args.chakra:
+        from charm_sched.export import chakra
+
+        for plan in plans:
+            chakra.check_plan(plan)
     changed = _machine(args, plans)
     axis = axis_of(parser, args)
     if axis is not None:

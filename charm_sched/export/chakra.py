@@ -85,7 +85,7 @@ def write_chakra(comparison: Comparison, folder: Path) -> int:
     check_chakra(folder)
     timelines = [result.timeline for result in comparison.chosen.values()]
     for timeline in timelines:
-        _check_plan(timeline.plan)
+        check_plan(timeline.plan)
     folder.mkdir(exist_ok=True)
     for old in folder.iterdir():
         old.unlink()
@@ -97,16 +97,37 @@ def write_chakra(comparison: Comparison, folder: Path) -> int:
     return count
 
 
-def _check_plan(plan: Plan) -> None:
+def check_plan(plan: Plan) -> None:
+    """Check, before long work, that a plan has what traces need.
+
+    Raises:
+        PlanError: It is stored by its symmetry, or has too many operations.
+    """
     if plan.symmetry is not None:
-        raise PlanError(
-            f"--chakra: this {plan.direction} plan for {plan.num_ranks:,} ranks is stored by its "
-            "symmetry, and a trace needs every operation; plan for fewer --ranks"
-        )
+        raise _by_symmetry(f"this {plan.direction} plan for {plan.num_ranks:,} ranks is")
     if len(plan) >= MOST_TAG:
         raise PlanError(
             f"--chakra: expected fewer than {MOST_TAG:,} operations, found {len(plan):,}"
         )
+
+
+def check_ranks(ranks: int) -> None:
+    """Check, before long work, that a plan for so many ranks will have what traces need.
+
+    Raises:
+        PlanError: It will be stored by its symmetry.
+    """
+    from charm_sched.search.symmetric import MOST_EXPLICIT
+
+    if ranks > MOST_EXPLICIT:
+        raise _by_symmetry(f"plans for {ranks:,} ranks are")
+
+
+def _by_symmetry(what: str) -> PlanError:
+    return PlanError(
+        f"--chakra: {what} stored by symmetry, and a trace needs every operation; plan for fewer "
+        "--ranks"
+    )
 
 
 def traces(timeline: Timeline) -> Iterator[bytes]:
@@ -117,7 +138,7 @@ def traces(timeline: Timeline) -> Iterator[bytes]:
     Raises:
         PlanError: The plan is stored by its symmetry.
     """
-    _check_plan(timeline.plan)
+    check_plan(timeline.plan)
     nodes = _Nodes(timeline)
     classes = message_classes()
     for rank in range(timeline.plan.num_ranks):
@@ -279,4 +300,4 @@ def _name(plan: Plan, row: int, end: int) -> str:
     return f"{what} {int(other)}, level {level} on {stream}"
 
 
-__all__ = ["INSTALL", "check_chakra", "traces", "write_chakra"]
+__all__ = ["INSTALL", "check_chakra", "check_plan", "check_ranks", "traces", "write_chakra"]

@@ -8,7 +8,7 @@ outermost tier stand half above the middle and half below it, so that what joins
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 MOST_DEVICES = 72
 """Of a machine with more devices just some domains of the innermost tier are drawn."""
+LEAST_ALIKE = 3
+"""So many switches of a kind that join the same parts are drawn as one."""
 GAP = 0.9
 """Between domains, in distances of devices."""
 LAYER = 1.6
@@ -45,6 +47,7 @@ class Drawing:
         bars: Switches that are drawn as bars over what they join, from their left to their right
             end.
         boxes: The domains of the outermost tier.
+        stands_for: Parts that are drawn for several switches that join the same parts.
         left_out: How many devices are not drawn.
         mirrored: Whether domains stand above and below what joins them.
     """
@@ -52,6 +55,7 @@ class Drawing:
     places: Mapping[str, Place]
     bars: Mapping[str, Place]
     boxes: tuple[Box, ...]
+    stands_for: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     left_out: int = 0
     mirrored: bool = False
 
@@ -75,6 +79,7 @@ def draw(topology: Topology, devices: Sequence[str], weight: Mapping[str, float]
     """
     chosen = _chosen(topology, devices, weight)
     graph = _graph(topology, set(chosen))
+    alike = _fold(topology, graph)
     root = topology.domains(chosen)
     groups = [child for child in root.children if child.children]
     if len(groups) < 2 or len(groups) < len(root.children):
@@ -84,7 +89,9 @@ def draw(topology: Topology, devices: Sequence[str], weight: Mapping[str, float]
     layers = {graph.distance[part] for part in middle}
     mirrored = len(groups) > 1 and len(layers) < 2
     wings = _wings(groups, mirrored=mirrored)
-    return _Layout(graph, home, middle).drawing(wings, len(topology.devices) - len(chosen))
+    found = _Layout(graph, home, middle).drawing(wings)
+    left_out = len(topology.devices) - len(chosen)
+    return replace(found, stands_for=alike, left_out=left_out)
 
 
 def _chosen(
@@ -115,20 +122,15 @@ def _innermost(domain: Domain) -> Iterable[tuple[str, ...]]:
 
 
 def _graph(topology: Topology, chosen: set[str]) -> _Graph:
-    """Find what lies above the chosen devices, and how far."""
-    ends = [(link.src, link.dst) for link in topology.links]
-    others = set(topology.device_names) - chosen
-    near: dict[str, list[str]] = {}
-    for one, other in ends:
-        if one not in others and other not in others:
-            near.setdefault(one, []).append(other)
-    distance = dict.fromkeys((n for n in topology.device_names if n in chosen), 0)
-    frontier = list(distance)
-    for part in frontier:
-        for other in near.get(part, ()):
-            if other not in distance:
-                distance[other] = distance[part] + 1
-                frontier.append(other)
+    """Find what lies above the chosen devices, and how far; not what lies above others alone."""
+    every: dict[str, list[str]] = {}
+    for link in topology.links:
+        every.setdefault(link.src, []).append(link.dst)
+    nearest = _distances(every, topology.device_names)
+    up = {part: [n for n in near if nearest[n] > nearest[part]] for part, near in every.items()}
+    drawn = _distances(up, [name for name in topology.device_names if name in chosen])
+    near = {part: [n for n in every.get(part, ()) if n in drawn] for part in drawn}
+    distance = _distances(near, [name for name in topology.device_names if name in chosen])
     graph = _Graph(near=near, distance=distance)
     for part in sorted(distance, key=distance.__getitem__):
         graph.below[part] = {part} if part in chosen else set()
@@ -136,6 +138,34 @@ def _graph(topology: Topology, chosen: set[str]) -> _Graph:
             if distance[other] < distance[part]:
                 graph.below[part] |= graph.below[other]
     return graph
+
+
+def _distances(near: Mapping[str, Sequence[str]], start: Iterable[str]) -> dict[str, int]:
+    """Give the distance from the nearest of some parts, of all that are reached."""
+    distance = dict.fromkeys(start, 0)
+    frontier = list(distance)
+    for part in frontier:
+        for other in near.get(part, ()):
+            if other not in distance:
+                distance[other] = distance[part] + 1
+                frontier.append(other)
+    return distance
+
+
+def _fold(topology: Topology, graph: _Graph) -> dict[str, tuple[str, ...]]:
+    """Leave one of several switches of a kind that join the same parts; give those it is for."""
+    groups: dict[tuple[str, frozenset[str]], list[str]] = {}
+    for switch in topology.switches:
+        if switch.name in graph.distance:
+            joined = frozenset(graph.near.get(switch.name, ()))
+            groups.setdefault((switch.kind, joined), []).append(switch.name)
+    alike = {names[0]: tuple(names) for names in groups.values() if len(names) >= LEAST_ALIKE}
+    gone = {name for names in alike.values() for name in names[1:]}
+    for name in gone:
+        del graph.distance[name], graph.below[name], graph.near[name]
+    for part, near in graph.near.items():
+        graph.near[part] = [other for other in near if other not in gone]
+    return alike
 
 
 def _homes(graph: _Graph, groups: Sequence[Domain]) -> dict[str, int | None]:
@@ -170,7 +200,7 @@ class _Layout:
         distance = self._graph.distance
         return distance[part] > 0 and all(not distance[n] for n in self._graph.near.get(part, ()))
 
-    def drawing(self, wings: Sequence[Sequence[tuple[int, Domain]]], left_out: int) -> Drawing:
+    def drawing(self, wings: Sequence[Sequence[tuple[int, Domain]]]) -> Drawing:
         """Give the drawing of some wings, the first one above."""
         base = LAYER * (1 if self._middle or len(wings) > 1 else 0)
         for sign, wing in zip((1, -1), wings, strict=False):
@@ -182,7 +212,6 @@ class _Layout:
             places=self._places,
             bars=bars,
             boxes=tuple(boxes),
-            left_out=left_out,
             mirrored=len(wings) > 1,
         )
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from charm_sched.export.drawing import Drawing, Place, draw
+from charm_sched.export.drawing import Box, Drawing, Place, draw
+from charm_sched.export.machine_lines import Line, lines_of, words_of
 from charm_sched.export.markup import label
 from charm_sched.plans.plan import TRANSFER
-from charm_sched.units import format_bandwidth, format_bytes, format_seconds
+from charm_sched.units import format_bytes
 
 if TYPE_CHECKING:
     from charm_sched.timelines.link_load import LinkLoad
@@ -29,21 +29,9 @@ MOST_LINKS = 3000
 HEIGHT = 44  # pixels per distance of devices, about
 ROOM = 18  # pixels that a device must have for its number
 STEPS = 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Line:
-    """The links between two parts in both directions, or one of several parallel ones."""
-
-    ends: tuple[str, str]
-    kind: str
-    loads: tuple[LinkLoad, ...]
-    number: int
-    of: int
-
-    @property
-    def utilisation(self) -> float:
-        return max((load.utilisation for load in self.loads), default=0.0)
+WIDTH = 1080  # pixels of a drawing on a desktop
+LETTER = 6.5  # pixels of a letter in a name, about
+LEAST_COLUMN = 11  # pixels that a device has at least: where there is less room, one scrolls
 
 
 def machine_figure(timeline: Timeline, loads: Sequence[LinkLoad]) -> tuple[Figure, str]:
@@ -56,7 +44,11 @@ def machine_figure(timeline: Timeline, loads: Sequence[LinkLoad]) -> tuple[Figur
     assert machine is not None
     devices = timeline.plan.devices
     drawing = draw(machine, devices, _weights(machine, loads))
-    lines = [line for line in _lines(machine, loads) if set(line.ends) <= drawing.places.keys()]
+    lines = [
+        line
+        for line in lines_of(machine, loads, drawing.stands_for)
+        if set(line.ends) <= drawing.places.keys()
+    ]
     lines = sorted(lines, key=lambda line: line.utilisation)[-MOST_LINKS:]
     traces = [*_strokes(lines, drawing), _touch_points(lines, drawing)]
     traces += [*_parts(machine, timeline, drawing), _colour_bar()]
@@ -80,20 +72,7 @@ def _weights(machine: Topology, loads: Sequence[LinkLoad]) -> dict[str, float]:
     return found
 
 
-def _lines(machine: Topology, loads: Sequence[LinkLoad]) -> Iterator[_Line]:
-    """Put the two directions of each link together, and count parallel links."""
-    pairs: dict[tuple[str, str], list[tuple[str, tuple[LinkLoad, ...]]]] = {}
-    for first, back in zip(machine.links[::2], machine.links[1::2], strict=True):
-        ends = (first.src, first.dst) if first.src <= first.dst else (first.dst, first.src)
-        numbers = dict.fromkeys(machine.link_capacity[link.index] for link in (first, back))
-        found = tuple(loads[number] for number in numbers)
-        pairs.setdefault(ends, []).append((first.kind, found))
-    for ends, links in pairs.items():
-        for number, (kind, found) in enumerate(links):
-            yield _Line(ends=ends, kind=kind, loads=found, number=number, of=len(links))
-
-
-def _path(line: _Line, drawing: Drawing) -> list[Place]:
+def _path(line: Line, drawing: Drawing) -> list[Place]:
     """Give the points of a line: straight, or an arc where several would lie on each other."""
     (x0, y0), (x1, y1) = _ends(line, drawing)
     length = math.hypot(x1 - x0, y1 - y0) or 1.0
@@ -111,7 +90,7 @@ def _path(line: _Line, drawing: Drawing) -> list[Place]:
     return points
 
 
-def _ends(line: _Line, drawing: Drawing) -> tuple[Place, Place]:
+def _ends(line: Line, drawing: Drawing) -> tuple[Place, Place]:
     """Give where a line begins and ends: at a bar opposite to its other end."""
     first, last = (drawing.places[end] for end in line.ends)
     for at, end in enumerate(line.ends):
@@ -125,7 +104,7 @@ def _ends(line: _Line, drawing: Drawing) -> tuple[Place, Place]:
     return first, last
 
 
-def _strokes(lines: Sequence[_Line], drawing: Drawing) -> Iterator[Figure]:
+def _strokes(lines: Sequence[Line], drawing: Drawing) -> Iterator[Figure]:
     """Draw lines of about the same utilisation as one trace, the fullest on top."""
     for number, colour in enumerate(SCALE):
         same = [line for line in lines if _class_of(line.utilisation) == number]
@@ -147,14 +126,14 @@ def _class_of(utilisation: float) -> int:
     return min(int(utilisation * len(SCALE)), len(SCALE) - 1)
 
 
-def _touch_points(lines: Sequence[_Line], drawing: Drawing) -> Figure:
+def _touch_points(lines: Sequence[Line], drawing: Drawing) -> Figure:
     """Put invisible marks on the lines, which tell what crosses them."""
     xs, ys, texts, colours = [], [], [], []
     for line in lines:
         x, y = _inner_point(_path(line, drawing))
         xs.append(round(x, 3))
         ys.append(round(y, 3))
-        texts.append(_words(line))
+        texts.append(words_of(line))
         colours.append(SCALE[_class_of(line.utilisation)])
     return {
         "type": "scatter", "mode": "markers", "x": xs, "y": ys, "text": texts,
@@ -171,19 +150,6 @@ def _inner_point(path: Sequence[Place]) -> Place:
     return (x0 + x1) / 2, (y0 + y1) / 2
 
 
-def _words(line: _Line) -> str:
-    bandwidth = format_bandwidth(line.loads[0].bandwidth, digits=3)
-    texts = [f"<b>{label(line.kind)}</b>, {bandwidth}"]
-    for load in line.loads:
-        facts = [f"{load.utilisation:.0%} used", format_bytes(load.bytes, digits=3)]
-        if load.busy:
-            facts.append(f"busy {format_seconds(load.busy, digits=3)}")
-        if load.rate:
-            facts.append(f"{format_bandwidth(load.rate, digits=3)} while busy")
-        texts.append(f"{label(load.name)}<br>  {', '.join(facts)}")
-    return "<br>".join(texts)
-
-
 def _parts(machine: Topology, timeline: Timeline, drawing: Drawing) -> Iterator[Figure]:
     """Draw switches and devices, with their names."""
     kinds = {switch.name: switch.kind for switch in machine.switches}
@@ -191,15 +157,19 @@ def _parts(machine: Topology, timeline: Timeline, drawing: Drawing) -> Iterator[
     yield from _bars(bars, kinds, drawing)
     points = [name for name in kinds if name in drawing.places and name not in drawing.bars]
     small = [kinds[name] == "nic" for name in points]
+    crowded, room = _crowded(points, drawing), WIDTH / _columns(drawing)
     yield {
         **_marks(points, drawing),
-        "hovertext": [f"{label(name)} ({label(kinds[name])})" for name in points],
-        "text": ["" if nic else _short(name) for name, nic in zip(points, small, strict=True)],
+        "hovertext": [_told(name, kinds, drawing) for name in points],
+        "text": [
+            "" if nic or crowded[name] else _short(name, drawing)
+            for name, nic in zip(points, small, strict=True)
+        ],
         "textposition": "middle right",
         "textfont": {"size": 10},
         "marker": {
             "symbol": ["circle" if nic else "diamond" for nic in small],
-            "size": [9 if nic else 15 for nic in small],
+            "size": [_between(0.6 * room, 5, 9) if nic else _between(room, 7, 15) for nic in small],
             "color": SWITCH,
             "opacity": 1,
         },
@@ -238,8 +208,8 @@ def _bars(names: Sequence[str], kinds: Mapping[str, str], drawing: Drawing) -> I
     }  # fmt: skip
     yield {
         **_marks(names, drawing),
-        "hovertext": [f"{label(name)} ({label(kinds[name])})" for name in names],
-        "text": [_short(name) for name in names],
+        "hovertext": [_told(name, kinds, drawing) for name in names],
+        "text": [_short(name, drawing) for name in names],
         "textfont": {"size": 11, "color": "#ffffff"},
         "marker": {"size": 17, "opacity": 0, "color": SWITCH},
     }
@@ -266,8 +236,32 @@ def _marks(names: Sequence[str], drawing: Drawing) -> Figure:
     }
 
 
-def _short(name: str) -> str:
-    return label(name.rpartition("/")[2])
+def _short(name: str, drawing: Drawing) -> str:
+    """Give the last part of a name, or how many switches it stands for."""
+    short = name.rpartition("/")[2]
+    if name in drawing.stands_for:
+        return label(f"{len(drawing.stands_for[name])} x {short.rstrip('0123456789') or short}")
+    return label(short)
+
+
+def _told(name: str, kinds: Mapping[str, str], drawing: Drawing) -> str:
+    own = drawing.stands_for.get(name, (name,))
+    more = f" to {label(own[-1])}, {len(own)} that join the same" if len(own) > 1 else ""
+    return f"{label(name)}{more} ({label(kinds[name])})"
+
+
+def _crowded(names: Sequence[str], drawing: Drawing) -> dict[str, bool]:
+    """Say of each name beside a point whether it would run into the next point of its row."""
+    rows: dict[float, list[tuple[float, str]]] = {}
+    for name in names:
+        x, y = drawing.places[name]
+        rows.setdefault(y, []).append((x, name))
+    found = {}
+    for row in map(sorted, rows.values()):
+        for (x, name), (beside, _) in zip(row, [*row[1:], (math.inf, "")], strict=True):
+            room = (beside - x) * WIDTH / _columns(drawing)
+            found[name] = LETTER * len(_short(name, drawing)) + ROOM > room
+    return found
 
 
 def _number(name: str) -> str:
@@ -324,8 +318,10 @@ def _layout(drawing: Drawing, machine: Topology) -> Figure:
     whole = len(drawing.boxes) == 1
     boxes = [box for box in drawing.boxes if not whole]
     below = {box.name: drawing.mirrored and box.top < 0 for box in boxes}
+    names = {box.name: _fitting(box, drawing) for box in boxes}
     return {
         "height": int(110 + HEIGHT * (tall + 2)),
+        "meta": {"least": int(LEAST_COLUMN * _columns(drawing))},
         "margin": {"l": 4, "r": 4, "t": 10, "b": 60},
         "xaxis": {"visible": False, "fixedrange": False},
         "yaxis": {"visible": False, "fixedrange": False},
@@ -345,11 +341,23 @@ def _layout(drawing: Drawing, machine: Topology) -> Figure:
             {
                 "x": box.left, "y": box.bottom - 0.35 if below[box.name] else box.top + 0.35,
                 "xanchor": "left", "yanchor": "bottom" if below[box.name] else "top",
-                "text": f" <b>{label(box.name)}</b>", "showarrow": False, "font": {"size": 11},
+                "text": f" <b>{label(names[box.name])}</b>", "showarrow": False,
+                "font": {"size": 11},
             }
             for box in boxes
+            if names[box.name]
         ],
     }  # fmt: skip
+
+
+def _fitting(box: Box, drawing: Drawing) -> str:
+    """Give as much of a box's name, from its end, as fits over it: nothing where none does."""
+    room = (box.right - box.left) * WIDTH / _columns(drawing)
+    parts = box.name.split("/")
+    names = ["/".join(parts[at:]) for at in range(len(parts))]
+    number = re.search(r"[0-9]+$", box.name)
+    names += [number.group()] if number else []
+    return next((name for name in names if LETTER * len(name) <= room), "")
 
 
 __all__ = ["DEVICE", "SCALE", "machine_figure"]

@@ -48,7 +48,9 @@
     const place = document.getElementById(id);
     if (!place || !place.offsetParent) return;
     const figure = id.startsWith("timeline") ? timeline(id) : fitted(id, page.figures[id]);
-    const layout = theme({ ...figure.layout, width: place.clientWidth });
+    // A wide machine is scrolled on a screen that is too narrow for it; paper has one width.
+    const least = printing ? 0 : (figure.layout.meta || {}).least || 0;
+    const layout = theme({ ...figure.layout, width: Math.max(place.clientWidth, least) });
     Plotly.react(place, figure.data, layout, { ...options, scrollZoom: false });
   }
 

@@ -3,43 +3,53 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from charm_sched.probing.whole_machine import LinkClass, link_class
-
 if TYPE_CHECKING:
-    from charm_sched.topology.graph import Route, Topology
+    from charm_sched.topology.graph import Link, Route, Topology
 
 _PULL = 1e-3  # of a measurement weighs the wish to keep the file's proportions
+_INSTANT = 1e-12  # seconds that count as a latency where all are zero
+
+Class = TypeVar("Class", bound=Hashable)
 
 
 def share_latencies(
-    topology: Topology, measured: Sequence[tuple[Route, float]]
-) -> Mapping[LinkClass, float]:
+    topology: Topology,
+    measured: Sequence[tuple[Route, float]],
+    class_of: Callable[[Link], Class],
+) -> Mapping[Class, float]:
     """Give seconds per class of link, so that routes have their measured latencies.
 
-    Least squares of relative errors, none below 0. Where routes leave open how to share, links keep
-    their proportions of the file.
+    Least squares of relative errors, none below 0; errors of a route without latency count by the
+    usual one. Where routes leave open how to share, classes keep their proportions of the file.
 
     Args:
         topology: The machine as its file states it.
-        measured: Routes, with the seconds that a transfer took before bytes flowed.
+        measured: Routes, with the seconds that a transfer took before bytes flowed; below 0 where
+            what was taken off for the host is more than that.
+        class_of: Which links have one latency, such as those of one kind.
     """
     from scipy.optimize import nnls
 
-    counts = [Counter(link_class(topology.links[i]) for i in route.links) for route, _ in measured]
+    crossed = [[topology.links[i] for i in route.links] for route, _ in measured]
+    counts = [Counter(class_of(link) for link in links) for links in crossed]
     classes = list(dict.fromkeys(own for count in counts for own in count))
     if not classes:
         return {}
-    seconds = np.array([max(value, 1e-12) for _, value in measured])
     rows = np.array([[count[own] for own in classes] for count in counts], np.float64)
-    file = np.array([own[2] for own in classes])
+    found = np.maximum([value for _, value in measured], 0.0)
+    usually = float(np.median(found[found > 0])) if (found > 0).any() else _INSTANT
+    seconds = np.where(found > 0, found, usually)
+    stated = {own: [link.latency for links in crossed for link in links if class_of(link) == own]
+              for own in classes}  # fmt: skip
+    file = np.array([float(np.mean(stated[own])) for own in classes])
     scale = np.where(file > 0, file, float(np.median(seconds / rows.sum(axis=1))))
     usual = float(np.median(seconds / (rows @ scale)))
     columns = np.vstack([rows * scale / seconds[:, None], _PULL / usual * np.eye(len(classes))])
-    wanted = np.concatenate([np.ones(len(seconds)), np.full(len(classes), _PULL)])
+    wanted = np.concatenate([found / seconds, np.full(len(classes), _PULL)])
     factors, _ = nnls(columns, wanted)
     return {own: float(f * s) for own, f, s in zip(classes, factors, scale, strict=True)}

@@ -23,6 +23,7 @@ from charm_sched.arrays import Floats
 from charm_sched.partition import Partition
 from charm_sched.plans.builder import Builder
 from charm_sched.plans.plan import Plan
+from charm_sched.probing.latency import share_latencies
 from charm_sched.testbed.host_cost import HostCost
 from charm_sched.topology.scaling import corrected
 from charm_sched.workload import Workload
@@ -187,7 +188,8 @@ def calibrate(
         host: What an op costs the computer that all ranks share.
     """
     findings = tuple(_finding(topology, pattern, lines) for pattern, lines in measured)
-    latency = _latencies(topology, [pattern for pattern, _ in measured], findings, host)
+    routes = _routes(topology, [pattern for pattern, _ in measured], findings, host)
+    latency = share_latencies(topology, routes, lambda link: link.kind)
     factor = {
         kind: statistics.median(f.bandwidth / f.expected for f in findings if f.bound_by == kind)
         for kind in dict.fromkeys(f.bound_by for f in findings)
@@ -203,7 +205,7 @@ def calibrate(
 
 def _finding(topology: Topology, pattern: Pattern, lines: Sequence[Timeline]) -> Finding:
     plan = pattern.plan
-    sizes, seconds = _steps(pattern, lines)
+    sizes, seconds = _steps(pattern, lines, _slowest(topology, pattern))
     latency, bandwidth = fit_line(sizes, seconds)
     expected, bound_by = expected_rate(topology, plan.devices, pattern.pairs)
     return Finding(
@@ -216,15 +218,33 @@ def _finding(topology: Topology, pattern: Pattern, lines: Sequence[Timeline]) ->
     )
 
 
-def _steps(pattern: Pattern, lines: Sequence[Timeline]) -> tuple[Floats, Floats]:
+def _slowest(topology: Topology, pattern: Pattern) -> list[int]:
+    """Give the numbers of the flows whose routes are like that of the slowest one by the file.
+
+    Routes of a tier may differ, as on one board and between two. The slowest flow, and of equal
+    ones that with the longest latency, never waits for its neighbours: their delays reach the
+    others level by level, as sizes grow, and would count as bytes.
+    """
+    devices = pattern.plan.devices
+    rates = _flow_rates(topology, devices, pattern.pairs)
+    routes = [topology.route(devices[a], devices[b]) for a, b in pattern.pairs]
+    order = [(rate, -route.latency) for (rate, _), route in zip(rates, routes, strict=True)]
+    shapes = [_shape(topology, route) for route in routes]
+    least = shapes[order.index(min(order))]
+    return [number for number, shape in enumerate(shapes) if shape == least]
+
+
+def _steps(
+    pattern: Pattern, lines: Sequence[Timeline], flows: Sequence[int]
+) -> tuple[Floats, Floats]:
     """Give bytes and seconds of each level: from the end of the level before to its own end.
 
     What passes between two transfers (a thread that wakes up, a receive that is posted) is part of
     what a level costs, and so of the latency.
     """
     shape = (-1, len(pattern.pairs))
-    sizes = pattern.plan.op_bytes.astype(np.float64).reshape(shape)[1:]
-    ends = np.median([line.end.reshape(shape) for line in lines], axis=0)
+    sizes = pattern.plan.op_bytes.astype(np.float64).reshape(shape)[1:, flows]
+    ends = np.median([line.end.reshape(shape)[:, flows] for line in lines], axis=0)
     return sizes.reshape(-1), np.diff(ends, axis=0).reshape(-1)
 
 
@@ -244,13 +264,21 @@ def fit_line(sizes: Floats, seconds: Floats) -> tuple[float, float]:
 def expected_rate(
     topology: Topology, devices: Sequence[str], pairs: Sequence[Pair]
 ) -> tuple[float, str]:
-    """Give the slowest flow's rate by the file while all pairs send, and what limits it.
+    """Give the slowest flow's rate by the file while all pairs send, and what limits it."""
+    return min(_flow_rates(topology, devices, pairs), key=lambda flow: flow[0])
 
-    Max-min sharing by progressive filling; see `charm_sched.simulator.maxmin` for the fast one.
+
+def _flow_rates(
+    topology: Topology, devices: Sequence[str], pairs: Sequence[Pair]
+) -> list[tuple[float, str]]:
+    """Give what each flow gets at least by the file while all pairs send, and what limits it.
+
+    That is its least equal share of what it crosses: for the slowest flow just what max-min sharing
+    gives (`charm_sched.simulator.maxmin`).
     """
     routes = [topology.route(devices[a], devices[b]) for a, b in pairs]
     load = Counter(i for route in routes for i in route.capacities)
-    slowest, bound_by = float("inf"), ""
+    found = []
     for route in routes:
         shares = [
             (topology.capacities[i].bandwidth / load[i], topology.capacities[i].kind)
@@ -265,38 +293,26 @@ def expected_rate(
         rate, kind = min(share for share in shares)
         if kind == "port":
             kind = topology.links[route.links[0]].kind
-        if rate < slowest:
-            slowest, bound_by = rate, kind
-    return slowest, bound_by
+        found.append((rate, kind))
+    return found
 
 
-def _latencies(
+def _routes(
     topology: Topology, probed: Sequence[Pattern], findings: Sequence[Finding], host: HostCost
-) -> dict[str, float]:
-    """Share out the latencies of routes over their kinds of links: least squares, none below 0.
+) -> list[tuple[Route, float]]:
+    """Give routes with the latency that links cause.
 
-    Where all ranks of a tier were probed at once, that counts: in a run they all are busy. What the
-    host takes for as many messages is not of the links.
+    Where all ranks of a tier were probed at once, that counts for routes of that shape: in a run
+    they all are busy. What the host takes for as many messages is not of the links.
     """
-    from scipy.optimize import nnls
-
-    kinds = list(dict.fromkeys(link.kind for link in topology.links))
-    rows, values = [], []
-    together = {pattern.tier for pattern in probed if not pattern.alone}
-    for pattern, finding in zip(probed, findings, strict=True):
-        if pattern.alone and pattern.tier in together:
-            continue
-        (a, b), devices = pattern.pairs[0], pattern.plan.devices
-        route = topology.route(devices[a], devices[b])
-        counts = Counter(topology.links[i].kind for i in route.links)
-        rows.append([counts[kind] for kind in kinds])
-        values.append(finding.latency - len(pattern.pairs) * host.message)
-    if not rows:
-        return {}
-    solution, _ = nnls(np.array(rows, np.float64), np.array(values))
-    used = np.asarray(np.array(rows).any(axis=0), bool)
-    return {
-        kind: float(seconds)
-        for kind, seconds, is_used in zip(kinds, solution, used, strict=True)
-        if is_used
-    }
+    routes = []
+    for pattern in probed:
+        a, b = pattern.pairs[_slowest(topology, pattern)[0]]
+        routes.append(topology.route(pattern.plan.devices[a], pattern.plan.devices[b]))
+    shapes = [_shape(topology, route) for route in routes]
+    together = [shape for shape, p in zip(shapes, probed, strict=True) if not p.alone]
+    return [
+        (route, finding.latency - len(pattern.pairs) * host.message)
+        for pattern, finding, route, shape in zip(probed, findings, routes, shapes, strict=True)
+        if not (pattern.alone and shape in together)
+    ]

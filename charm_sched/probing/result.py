@@ -14,7 +14,14 @@ from charm_sched.probing.latency import share_latencies
 from charm_sched.probing.numbers import Case, Fit
 from charm_sched.probing.outliers import Alike, Slow, sort_pairs
 from charm_sched.probing.probe import Pair, expected_rate, fit_line
-from charm_sched.probing.whole_machine import LinkClass, Shape, Traffic, route_shape, shared_traffic
+from charm_sched.probing.whole_machine import (
+    LinkClass,
+    Shape,
+    Traffic,
+    link_class,
+    route_shape,
+    shared_traffic,
+)
 
 if TYPE_CHECKING:
     from charm_sched.topology.graph import Topology
@@ -130,7 +137,7 @@ def find(
             topology, devices, _cases(readings, alike, slow, devices), tolerance=tolerance,
             slow=blamed(topology, slow),
         ),
-        latencies=share_latencies(topology, routes) if latencies else {},
+        latencies=share_latencies(topology, routes, link_class) if latencies else {},
         tolerance=tolerance,
         notes=tuple(notes),
     )  # fmt: skip

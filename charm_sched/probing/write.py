@@ -159,12 +159,12 @@ def _rounded(value: float) -> float:
     return float(f"{value:.{_DIGITS}g}")
 
 
-def check_output(path: Path, source: str) -> bool:
+def check_output(path: Path, *sources: str) -> bool:
     """Check, before long work, that a topology can be written under a name.
 
     Args:
         path: Where.
-        source: The topology that is probed, a file or a shipped name.
+        sources: The topologies that are probed, files or shipped names.
 
     Returns:
         Whether a topology of an earlier probe stands there, and will be replaced.
@@ -180,7 +180,7 @@ def check_output(path: Path, source: str) -> bool:
         raise TopologyError(f"{path}: expected a folder that can be written to: {path.parent}")
     if not path.exists():
         return False
-    if Path(source).exists() and path.samefile(source):
+    if any(Path(source).exists() and path.samefile(source) for source in sources):
         raise TopologyError(f"{path}: is the file that is probed; choose another name with -o")
     content = path.read_bytes() if path.is_file() else b""
     if TOPOLOGY_MARK not in content or f"measured by {MARK}".encode() not in content:

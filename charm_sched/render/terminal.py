@@ -19,6 +19,8 @@ Say = Callable[[str], None]
 
 def guarded(work: Callable[[], None]) -> int:
     """Do a command's work; turn errors that a user can meet into one line and an exit status."""
+    if getattr(sys, "stdout", None) is None:
+        return complain("standard output: expected an open file, found it closed")
     try:
         work()
         sys.stdout.flush()

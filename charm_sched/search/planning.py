@@ -295,6 +295,7 @@ class _Search:
     ) -> Comparison:
         """Put results together: a row per strategy and direction, what is chosen, and why."""
         bench, directions = self._bench, self._directions
+        self._progress("proving what was found")
         ring = [bench.settle(trial) for trial in rows_of(rings, directions)]
         by_name = {name: [t for t in trials if t.strategy == name] for name in planners}
         rows = [

@@ -194,9 +194,10 @@ class Bench:
         from charm_sched.simulator.engine import TooLate, simulate
 
         with self._timed("simulate"), _internal(candidate):
-            peaks = peak_bytes(plan, find_hazards(plan))
+            hazards = find_hazards(plan)
+            peaks = peak_bytes(plan, hazards)
             try:
-                timeline = simulate(plan, self.topology, until=until)
+                timeline = simulate(plan, self.topology, until=until, edges=hazards.edges)
             except TooLate:
                 return None
         self.simulated += 1

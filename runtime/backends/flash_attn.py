@@ -19,6 +19,7 @@ from charm_sched.runtime.backends.fused import (
     HALF,
     NO_WINDOW,
     Fused,
+    Given,
     on_cuda,
     repeatable,
     window_of,
@@ -76,19 +77,9 @@ class FlashAttention2(_FlashAttention):
         )  # fmt: skip
         return out, lse
 
-    def differentiate(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        dout: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        *,
-        tile: Tile,
-        scale: float,
-    ) -> Gradients:
+    def differentiate(self, given: Given, *, tile: Tile, scale: float) -> Gradients:
         """See `Fused.differentiate`."""
+        q, k, v, dout, out, lse = given
         left, right = window_of(tile)
         dq, dk, dv = _rooms(q, k, v)
         self._functions()._flash_attn_backward(
@@ -123,19 +114,9 @@ class FlashAttention3(_FlashAttention):
         )  # fmt: skip
         return out, lse
 
-    def differentiate(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        dout: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        *,
-        tile: Tile,
-        scale: float,
-    ) -> Gradients:
+    def differentiate(self, given: Given, *, tile: Tile, scale: float) -> Gradients:
         """See `Fused.differentiate`."""
+        q, k, v, dout, out, lse = given
         left, right = window_of(tile)
         dq, dk, dv = _rooms(q, k, v)
         self._functions()._flash_attn_backward(
@@ -177,19 +158,9 @@ class FlashAttention4(_FlashAttention):
         )  # fmt: skip
         return out, lse
 
-    def differentiate(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        dout: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        *,
-        tile: Tile,
-        scale: float,
-    ) -> Gradients:
+    def differentiate(self, given: Given, *, tile: Tile, scale: float) -> Gradients:
         """See `Fused.differentiate`."""
+        q, k, v, dout, out, lse = given
         left, right = _optional_window(tile)
         dq, dk, dv = self._functions()._flash_attn_bwd(
             q, k, v, out, dout, lse, softmax_scale=scale, causal=tile.causal,

@@ -8,7 +8,7 @@ kernel gets a stand-in that forms the same delta.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -20,6 +20,26 @@ from charm_sched.runtime.tiles import Tile
 
 HALF = (torch.float16, torch.bfloat16)
 NO_WINDOW = -1  # how the flash kernels write a side without a limit
+
+
+class Given(NamedTuple):
+    """What the backward of a fused kernel is told, in the kernel's own layout.
+
+    Attributes:
+        q: Queries.
+        k: Keys.
+        v: Values.
+        dout: Gradient of the output.
+        out: The output, or a stand-in that forms the same delta.
+        lse: Log-sum-exp over all keys of each row, ``[batch, heads, rows]``.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    dout: Tensor
+    out: Tensor
+    lse: Tensor
 
 
 class Fused(ABC):
@@ -50,18 +70,7 @@ class Fused(ABC):
         """Attend, in the kernel's own layout; the log-sum-exp is ``[batch, heads, rows]``."""
 
     @abstractmethod
-    def differentiate(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        dout: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        *,
-        tile: Tile,
-        scale: float,
-    ) -> Gradients:
+    def differentiate(self, given: Given, *, tile: Tile, scale: float) -> Gradients:
         """Give the gradients of q, k and v, in the kernel's own layout."""
 
     def forward(
@@ -86,9 +95,8 @@ class Fused(ABC):
     ) -> Gradients:
         """Give the gradients; see `Kernel.backward`."""
         own_q, own_k, own_v, own_dout, out = self._arranged(q, k, v, dout, stand_in(dout, delta))
-        found = self.differentiate(
-            own_q, own_k, own_v, own_dout, out, lse.contiguous(), tile=tile, scale=scale
-        )
+        given = Given(own_q, own_k, own_v, own_dout, out, lse.contiguous())
+        found = self.differentiate(given, tile=tile, scale=scale)
         dq, dk, dv = (self._turned(x) for x in found)
         if dk.shape[1] != k.shape[1]:
             dk, dv = sum_groups(dk, k.shape[1]), sum_groups(dv, k.shape[1])

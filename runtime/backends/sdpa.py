@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from charm_sched.runtime.backends.fused import HALF, Fused, band_bias, on_cuda, window_of
+from charm_sched.runtime.backends.fused import HALF, Fused, Given, band_bias, on_cuda, window_of
 from charm_sched.runtime.kernels import Gradients, Need
 from charm_sched.runtime.tiles import Tile
 
@@ -45,19 +45,9 @@ class CpuFlash(Fused):
         )
         return out, lse
 
-    def differentiate(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        dout: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        *,
-        tile: Tile,
-        scale: float,
-    ) -> Gradients:
+    def differentiate(self, given: Given, *, tile: Tile, scale: float) -> Gradients:
         """See `Fused.differentiate`."""
+        q, k, v, dout, out, lse = given
         dq, dk, dv = self.ops._scaled_dot_product_flash_attention_for_cpu_backward(
             dout, q, k, v, out, lse, 0.0, tile.causal,
             attn_mask=band_bias(tile, q.dtype), scale=scale,
@@ -94,19 +84,9 @@ class SdpaFlash(Fused):
         )  # fmt: skip
         return out.transpose(1, 2), lse
 
-    def differentiate(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        dout: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        *,
-        tile: Tile,
-        scale: float,
-    ) -> Gradients:
+    def differentiate(self, given: Given, *, tile: Tile, scale: float) -> Gradients:
         """See `Fused.differentiate`; the offsets of packed sequences stay undefined."""
+        q, k, v, dout, out, lse = given
         random = torch.empty(2, dtype=torch.uint64, device=q.device)
         unused = torch.empty((), dtype=torch.uint64, device=q.device)
         tail = (lse, None, None, q.shape[2], k.shape[2], 0.0, tile.causal, random, unused)
@@ -147,19 +127,9 @@ class SdpaEfficient(Fused):
         )
         return found[0], found[1][:, :, : q.shape[2]]
 
-    def differentiate(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        dout: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        *,
-        tile: Tile,
-        scale: float,
-    ) -> Gradients:
+    def differentiate(self, given: Given, *, tile: Tile, scale: float) -> Gradients:
         """See `Fused.differentiate`; rows that only fill a block up have the log-sum-exp +inf."""
+        q, k, v, dout, out, lse = given
         lse = F.pad(lse, (0, -lse.shape[2] % _LSE_MULTIPLE), value=torch.inf)
         random = torch.empty((), dtype=torch.int64, device=q.device)
         dq, dk, dv, _ = self.ops._scaled_dot_product_efficient_attention_backward(
@@ -193,19 +163,9 @@ class SdpaCudnn(Fused):
         )
         return found[0], found[1].reshape(q.shape[:3])
 
-    def differentiate(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        dout: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        *,
-        tile: Tile,
-        scale: float,
-    ) -> Gradients:
+    def differentiate(self, given: Given, *, tile: Tile, scale: float) -> Gradients:
         """See `Fused.differentiate`."""
+        q, k, v, dout, out, lse = given
         random = torch.empty((), dtype=torch.int64, device=q.device)
         dq, dk, dv = self.ops._scaled_dot_product_cudnn_attention_backward(
             dout, q, k, v, out, lse.unsqueeze(-1), random, random, None, None, None,
