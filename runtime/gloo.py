@@ -239,17 +239,21 @@ class GlooTransport:
     def _follow(self, post: Callable[[], dist.Work], done: Done) -> None:
         """Post a transfer, and have a thread wait for its end."""
         try:
-            work = post()
+            held = [post()]
         except RuntimeError as error:
             raise RuntimeFailure(reason(error, self._timeout)) from error
 
         def wait() -> None:
             failure: Exception | None = None
+            work = held.pop()
             try:
                 work.wait(self._limit)
             except Exception as error:
                 failure = RuntimeFailure(reason(error, self._timeout))
                 failure.__cause__ = error
+            # Freed before the run can end: torch frees it without the interpreter's lock and takes
+            # that again, which aborts the process if the interpreter is ending meanwhile.
+            del work
             done(failure)
 
         self._waiters.submit(wait)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.machines import small_shipped
 
 from charm_sched.probing.latency import share_latencies
@@ -64,7 +66,22 @@ def test_one_route_without_latency_does_not_outweigh_the_others() -> None:
         total = sum(found[machine.links[i].kind] for i in near.links)
         assert total == pytest.approx(2e-6, rel=1e-3)
     nowhere = share_latencies(machine, [(near, 0.0)], lambda link: link.kind)
-    assert max(nowhere.values()) < 1e-9
+    assert set(nowhere.values()) == {0.0}
+
+
+@given(
+    st.lists(st.floats(0, 1e-3), min_size=2, max_size=2),
+    st.sampled_from([0.0, 1e-30, 1e-18, 1e-15, 1e-9]),
+)
+def test_what_rounding_leaves_is_no_latency(seconds: list[float], factor: float) -> None:
+    """A file with a latency of 1e-18 s could not be read again."""
+    machine = load_topology("dual_numa_pcie")
+    near = machine.route("socket0/gpu0", "socket0/gpu1")
+    far = machine.route("socket0/gpu0", "socket1/gpu0")
+    found = share_latencies(
+        machine, [(near, seconds[0] * factor), (far, seconds[1])], lambda link: link.kind
+    )
+    assert all(value == 0 or value >= 1e-12 for value in found.values())
 
 
 def test_latencies_that_routes_leave_open_keep_the_files_proportions() -> None:

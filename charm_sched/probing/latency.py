@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from charm_sched.topology.graph import Link, Route, Topology
 
 _PULL = 1e-3  # of a measurement weighs the wish to keep the file's proportions
-_INSTANT = 1e-12  # seconds that count as a latency where all are zero
+_INSTANT = 1e-12  # seconds: less is no latency but what rounding left; it counts where all are zero
 
 Class = TypeVar("Class", bound=Hashable)
 
@@ -24,8 +24,9 @@ def share_latencies(
 ) -> Mapping[Class, float]:
     """Give seconds per class of link, so that routes have their measured latencies.
 
-    Least squares of relative errors, none below 0; errors of a route without latency count by the
-    usual one. Where routes leave open how to share, classes keep their proportions of the file.
+    Least squares of relative errors, none below 0, and 0 for less than a picosecond; errors of a
+    route without latency count by the usual one. Where routes leave open how to share, classes keep
+    their proportions of the file.
 
     Args:
         topology: The machine as its file states it.
@@ -41,7 +42,7 @@ def share_latencies(
     if not classes:
         return {}
     rows = np.array([[count[own] for own in classes] for count in counts], np.float64)
-    found = np.maximum([value for _, value in measured], 0.0)
+    found = np.array([value if value >= _INSTANT else 0.0 for _, value in measured])
     usually = float(np.median(found[found > 0])) if (found > 0).any() else _INSTANT
     seconds = np.where(found > 0, found, usually)
     stated = {own: [link.latency for links in crossed for link in links if class_of(link) == own]
@@ -52,4 +53,5 @@ def share_latencies(
     columns = np.vstack([rows * scale / seconds[:, None], _PULL / usual * np.eye(len(classes))])
     wanted = np.concatenate([found / seconds, np.full(len(classes), _PULL)])
     factors, _ = nnls(columns, wanted)
-    return {own: float(f * s) for own, f, s in zip(classes, factors, scale, strict=True)}
+    shares = np.where(factors * scale < _INSTANT, 0.0, factors * scale)
+    return dict(zip(classes, shares.tolist(), strict=True))
