@@ -7,6 +7,7 @@ ones. gloo tells nobody when a transfer ends, so a thread waits for each that is
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import queue
@@ -38,9 +39,11 @@ class Waiters:
     """Threads that wait, as many as there are waits at once; idle ones are used again."""
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._idle = 0
+        self._threads: list[threading.Thread] = []
+        atexit.register(self.close)  # a thread that is inside torch when Python ends aborts it
 
     def submit(self, job: Callable[[], None]) -> None:
         """Run a job on a thread that nothing else waits on."""
@@ -49,11 +52,22 @@ class Waiters:
             if self._idle:
                 self._idle -= 1
                 return
-        threading.Thread(target=self._work, name="charm-wait", daemon=True).start()
+        thread = threading.Thread(target=self._work, name="charm-wait", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def close(self) -> None:
+        """End the threads that nothing waits on; those that still wait get a second."""
+        for _ in self._threads:
+            self._jobs.put(None)
+        end = time.monotonic() + 1.0
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
 
     def _work(self) -> None:
-        while True:
-            self._jobs.get()()
+        while (job := self._jobs.get()) is not None:
+            job()
+            del job
             with self._lock:
                 self._idle += 1
 
